@@ -256,8 +256,10 @@ class Plan:
         """
         if not self.small:
             return None
+        if jax.default_backend() == "cpu":
+            return 1
         in_jax = any(resource.in_jax for resource in self.graph.resources.values())
-        return None if in_jax and jax.default_backend() != "cpu" else 1
+        return None if in_jax else 1
 
     @property
     def learners(self) -> tuple[str, ...]:
