@@ -18,6 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+# Both compile anew, and take nothing from what an earlier run of this left on disk.
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+
 import jax
 
 import flowrl as fl
@@ -190,6 +193,7 @@ updates, which reports the loss and the mean return of each. flowrl gives its Ro
 many updates as one measurement has.{choice}
 {PAIRS} pairs in turn; the ratio is the pairs' median, lowest and highest. "Ready": the seconds from
 `fl.run(plan)` to the first chunk, and those in which `jax.jit` traces and compiles the scan.
+Nothing here comes from JAX's cache on disk.
 
 | environments | flowrl, steps/s | by hand, steps/s | {column}ratio \
 | flowrl ready, s | by hand ready, s | ratio |

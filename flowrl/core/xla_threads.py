@@ -25,6 +25,14 @@ LARGE = 80e6
 `docs/benchmarks/threads.md` has the measurements.
 """
 
+LARGE_FOR_GPU = 20e6
+"""Those from which on a GPU is faster, where actions are chosen in calls of their own.
+
+On an H200 (`docs/benchmarks/gpu-nvidia-h200.md`) a step of ppo, with 7 million in a gradient step,
+takes 2.8 times as long as on a core, most of it for calls. A core, whose time grows with the
+operations, would take as long with about 25 million.
+"""
+
 
 def computing(threads: int | None) -> AbstractContextManager[Any]:
     """Return a context in which this thread's functions run with so many threads of XLA.

@@ -13,7 +13,7 @@ import jax
 
 from flowrl.core.items import Batch, Trained
 from flowrl.core.texts import amount, in_bytes, plural
-from flowrl.core.xla_threads import LARGE
+from flowrl.core.xla_threads import LARGE, LARGE_FOR_GPU
 from flowrl.graph.graph import Graph, Node
 from flowrl.graph.trace import Trace, Traffic
 from flowrl.graph.values import to_text
@@ -251,15 +251,13 @@ class Plan:
     def threads(self) -> int | None:
         """How many threads of XLA a run gets; None: as many as there are cores, or a GPU.
 
-        A GPU takes longer to be called than such a gradient step takes on a core, but not than many
-        environments in JAX take.
+        A GPU takes longer to be called than a small gradient step takes on a core, but not than
+        many environments in JAX take.
         """
-        if not self.small:
-            return None
         if jax.default_backend() == "cpu":
-            return 1
+            return 1 if self.small else None
         in_jax = any(resource.in_jax for resource in self.graph.resources.values())
-        return None if in_jax else 1
+        return None if in_jax or self.operations >= LARGE_FOR_GPU else 1
 
     @property
     def learners(self) -> tuple[str, ...]:
