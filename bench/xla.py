@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Both compile anew, and take nothing from what an earlier run of this left on disk.
+# Both compile each time: neither reads JAX's cache on disk.
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 import jax

@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 
 KEPT_BYTES = 2**28
-"""The freed memory that this process keeps at the end of its heap."""
+"""The freed memory that the main thread keeps at the end of its heap."""
 AHEAD_BYTES = 2**26
-"""The memory by which the heap grows at once. A page that nobody writes to takes none."""
+"""The memory by which a heap grows at once, and which other threads keep at the end of theirs. A
+page that nobody writes to takes none."""
 LARGE_BYTES = 2**25
 """The size from which arrays get memory of their own; glibc allows no larger one."""
 
