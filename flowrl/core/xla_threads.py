@@ -1,4 +1,4 @@
-"""How many threads XLA computes with on CPUs, chosen by the size of the work.
+"""How many threads of a CPU XLA computes with, or a GPU in their place, by the size of the work.
 
 XLA reads the number once, when its client starts, and hands even small operations to its pool. So
 a process has, beside JAX's own client, one for each other number that is wanted; functions run on
@@ -24,7 +24,6 @@ LARGE = 80e6
 
 `docs/benchmarks/threads.md` has the measurements.
 """
-
 LARGE_FOR_GPU = 20e6
 """Those from which on a GPU is faster, where actions are chosen in calls of their own.
 

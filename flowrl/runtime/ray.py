@@ -309,8 +309,8 @@ class RayRuntime:
         imports: modules by name, or files by path (``envs.py``), that every process imports before
             anything else (default none). Environments that are registered in this process are known
             to all of them anyway.
-        threads: as of `LocalRuntime`, also of a learner that is placed; runners have one thread
-            each (default None).
+        threads: as of `LocalRuntime`, also of a learner that is placed, which computes on its GPU
+            all the same if it has one; runners have one thread each (default None).
 
     Raises:
         SettingError: `address` is none, `processes` or `threads` is no whole number from 1 on,

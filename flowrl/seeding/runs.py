@@ -217,7 +217,7 @@ class SeedRuns:
         work = Work(plan.graph, runtime, options, folder, to, _of_main(plan.graph), resumes)
         job = _job(work, getattr(runtime, "imports", ()))
         self._jobs = deque(replace(job, seeds=share) for share in shares)
-        # Each gets JAX's own threads or the plan's; on Ray a placed learner may have a GPU.
+        # Where a run computes is known for this process alone: on Ray a learner may have a GPU.
         threads = None if is_ray else getattr(runtime, "threads", None) or plan.threads
         on_cpu = computes_on_cpu(threads)
         # The first process with a GPU takes most of its memory, even one that computes on the CPU.
