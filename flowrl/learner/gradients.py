@@ -165,12 +165,14 @@ def applied(
     after = rest["after"] if newest else _merged(core.network, weights.rest, rest)
     kept = {**weights.rest, **after}
     carry = (weights, state["opt"], jnp.bool_(False))
-    (new, opt, _), report = core.stepped(carry, metrics.pop("loss"), metrics, found["params"], kept)
+    (new, opt, _), report = core.stepped(
+        carry, metrics.pop("loss"), metrics, found["params"], kept, alone=True
+    )
     # Running norms take observations in even where the step is not taken.
     of_norms = {name: kept[name] for names in _norms(core.network).values() for name in names}
     new = Weights(new.params, {**new.rest, **of_norms})
     numbers = jnp.stack([jnp.asarray(x, jnp.float32) for x in report.values()])[None]
-    return core.settled(state, new, opt, (numbers, list(report)), found["priority"])
+    return core.settled(state, new, opt, (numbers, list(report)), found["priority"], alone=True)
 
 
 def _merged(

@@ -163,6 +163,11 @@ class Optimizers(Spec, Composed):
         return (state.count + 1) % self.every.get(group, 1) == 0
 
     @property
+    def keeps_finite(self) -> bool:
+        """Whether each of the optimisers keeps numbers finite, as `Optimizer.keeps_finite` says."""
+        return all(isinstance(x, Optimizer) and x.keeps_finite for x in self.groups.values())
+
+    @property
     def delays(self) -> bool:
         """Whether a group rests at times."""
         return any(steps > 1 for steps in self.every.values())

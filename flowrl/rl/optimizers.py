@@ -104,16 +104,37 @@ def _check_ends(schedule: Linear | Cosine) -> None:
 Rate = float | Schedule
 """A learning rate: a number, or a schedule of it."""
 
+LARGEST_RATE = 1e30
+"""With a larger one, a step of finite gradients could reach numbers beyond the range of floats."""
+
 
 def _rate(lr: Rate) -> Any:
     return lr.build() if isinstance(lr, Schedule) else lr
 
 
 def _check(lr: Rate, max_grad_norm: float | None) -> None:
-    if not isinstance(lr, Schedule) and lr < 0:
-        raise SettingError(f"lr must not be negative, got {lr}")
+    rates = (lr.start, lr.end) if isinstance(lr, Linear | Cosine) else (lr,)
+    for rate in rates:
+        if not isinstance(rate, Schedule) and not 0 <= rate <= LARGEST_RATE:
+            raise SettingError(f"lr must be from 0 to {LARGEST_RATE:g}, got {rate}")
     if max_grad_norm is not None and max_grad_norm <= 0:
         raise SettingError(f"max_grad_norm must be above 0 or None, got {max_grad_norm}")
+
+
+def _check_average(eps: float, **decays: float) -> None:
+    """Refuse settings of moving averages by which a parameter would become NaN or infinite."""
+    if not 0 < eps < math.inf:
+        raise SettingError(
+            f"eps must be above 0, got {eps}: a parameter without a gradient would become NaN"
+        )
+    for name, decay in decays.items():
+        if not 0 <= decay < 1:
+            raise SettingError(f"{name} must be at least 0 and below 1, got {decay}")
+
+
+def _is_known(lr: Rate) -> bool:
+    """Return whether a learning rate is in the range that `_check` demands, at every step."""
+    return not isinstance(lr, Schedule) or isinstance(lr, Linear | Cosine)
 
 
 def _is_zero(number: float) -> bool:
@@ -156,6 +177,14 @@ class Optimizer(Settings, ABC):
     def build(self) -> optax.GradientTransformation:
         """Return the optax transformation."""
 
+    @property
+    def keeps_finite(self) -> bool:
+        """Whether steps by gradients whose squares have a finite sum leave all numbers finite.
+
+        Then it is enough to check gradients, before parameters and averages are written.
+        """
+        return False
+
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
@@ -163,16 +192,18 @@ class Adam(Optimizer):
 
     Args:
         lr: learning rate, a number or a schedule such as `Linear` (default 3e-4).
-        eps: number added to the root of the second moment; 1e-5 is usual for on-policy methods
-            (default 1e-5).
+        eps: number above 0 added to the root of the second moment; 1e-5 is usual for on-policy
+            methods (default 1e-5).
         max_grad_norm: largest global norm of the gradients, which are scaled down to it; None: any
             (default None).
-        b1: decay of the moving average of gradients, from 0 to 1 (default 0.9).
-        b2: decay of the moving average of squared gradients, from 0 to 1 (default 0.999).
+        b1: decay of the moving average of gradients, at least 0 and below 1 (default 0.9).
+        b2: decay of the moving average of squared gradients, at least 0 and below 1
+            (default 0.999).
         weight_decay: coefficient of the decay of weights; 0: none (default 0.0).
 
     Raises:
-        SettingError: the learning rate is negative, or `max_grad_norm` is not above 0.
+        SettingError: one of these is out of its range, or the learning rate is negative or
+            above `LARGEST_RATE`.
     """
 
     lr: Rate = 3e-4
@@ -187,6 +218,12 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         _check(self.lr, self.max_grad_norm)
+        _check_average(self.eps, b1=self.b1, b2=self.b2)
+
+    @property
+    def keeps_finite(self) -> bool:
+        """Whether finite gradients leave all numbers finite; a decay of weights can overflow."""
+        return _is_known(self.lr) and _is_zero(self.weight_decay)
 
     def build(self) -> optax.GradientTransformation:
         """Return `optax.adam` or `optax.adamw`, after the clipping of the norm."""
@@ -207,13 +244,15 @@ class RMSProp(Optimizer):
 
     Args:
         lr: learning rate, a number or a schedule such as `Linear` (default 7e-4).
-        decay: decay of the moving average of squared gradients, from 0 to 1 (default 0.99).
-        eps: number added under the root (default 1e-5).
+        decay: decay of the moving average of squared gradients, at least 0 and below 1
+            (default 0.99).
+        eps: number above 0 added under the root (default 1e-5).
         max_grad_norm: largest global norm of the gradients, which are scaled down to it; None: any
             (default None).
 
     Raises:
-        SettingError: the learning rate is negative, or `max_grad_norm` is not above 0.
+        SettingError: one of these is out of its range, or the learning rate is negative or
+            above `LARGEST_RATE`.
     """
 
     lr: Rate = 7e-4
@@ -226,6 +265,12 @@ class RMSProp(Optimizer):
 
     def __post_init__(self) -> None:
         _check(self.lr, self.max_grad_norm)
+        _check_average(self.eps, decay=self.decay)
+
+    @property
+    def keeps_finite(self) -> bool:
+        """Whether finite gradients leave all numbers finite."""
+        return _is_known(self.lr)
 
     def build(self) -> optax.GradientTransformation:
         """Return `optax.rmsprop`, after the clipping of the norm."""
@@ -244,7 +289,8 @@ class SGD(Optimizer):
             (default None).
 
     Raises:
-        SettingError: the learning rate is negative, or `max_grad_norm` is not above 0.
+        SettingError: the learning rate is negative or above `LARGEST_RATE`, or `max_grad_norm`
+            is not above 0.
     """
 
     lr: Rate = 1e-2

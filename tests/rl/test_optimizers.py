@@ -1,6 +1,7 @@
 """Optimisers as settings do what the optax calls do, print, and come back from text."""
 
 import math
+import re
 from functools import partial
 
 import jax
@@ -11,7 +12,8 @@ import pytest
 
 import flowrl as fl
 from flowrl.graph.values import from_text, to_text
-from flowrl.rl.optimizers import as_transformation
+from flowrl.learner.checked import all_finite
+from flowrl.rl.optimizers import Schedule, as_transformation
 
 PARAMS = {"a": jnp.array([1.0, -2.0, 0.5]), "b": jnp.array([[3.0]])}
 GRADS = [{"a": jnp.array([x, 2.0, -x]), "b": jnp.array([[x - 1]])} for x in (0.3, -4.0, 1.0, 5.0)]
@@ -95,10 +97,74 @@ def test_schedules_go_from_start_to_end_and_stay_there(schedule, wanted):
     np.testing.assert_allclose([rate(step) for step in range(6)], wanted, atol=1e-6)
 
 
+@pytest.mark.parametrize("rate", [-0.1, 1e31, np.inf, np.nan])
 @pytest.mark.parametrize("kind", [fl.Adam, fl.RMSProp, fl.SGD])
-def test_a_negative_rate_is_refused(kind):
-    with pytest.raises(fl.errors.SettingError, match=r"^lr must not be negative, got -0.1$"):
-        kind(-0.1)
+def test_a_rate_out_of_range_is_refused(kind, rate):
+    with pytest.raises(
+        fl.errors.SettingError, match=rf"^lr must be from 0 to 1e\+30, got {re.escape(str(rate))}$"
+    ):
+        kind(rate)
+
+
+@pytest.mark.parametrize("kind", [fl.Adam, fl.RMSProp, fl.SGD])
+def test_both_ends_of_a_schedule_of_the_rate_are_in_its_range(kind):
+    for schedule in (fl.Linear(1e31, 0.0, 3), fl.Cosine(0.0, 1e31, 3)):
+        with pytest.raises(fl.errors.SettingError, match=r"^lr must be from 0 to 1e\+30, got 1e"):
+            kind(schedule)
+
+
+@pytest.mark.parametrize("eps", [0.0, -1e-8, np.inf, np.nan])
+@pytest.mark.parametrize("kind", [fl.Adam, fl.RMSProp])
+def test_an_eps_by_which_a_parameter_without_a_gradient_becomes_nan_is_refused(kind, eps):
+    with pytest.raises(fl.errors.SettingError, match=r"^eps must be above 0, got .* become NaN$"):
+        kind(eps=eps)
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, 1.5])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(fl.Adam, "b1"), (fl.Adam, "b2"), (fl.RMSProp, "decay")]
+)
+def test_a_decay_out_of_range_is_refused(kind, name, decay):
+    with pytest.raises(
+        fl.errors.SettingError, match=f"^{name} must be at least 0 and below 1, got {decay}$"
+    ):
+        kind(**{name: decay})
+
+
+class Own(Schedule):
+    def build(self):
+        return lambda count: jnp.inf
+
+
+KEEP_FINITE = (
+    (fl.Adam(1e-3), True),
+    (fl.Adam(1e-3, max_grad_norm=0.5, b1=0.0, b2=0.0, eps=1e-8), True),
+    (fl.Adam(fl.Linear(1.0, 0.0, 10)), True),
+    (fl.RMSProp(1e-2, decay=0.0, eps=1e-8), True),
+    (fl.Adam(1e-3, weight_decay=0.1), False),
+    (fl.Adam(Own()), False),
+    (fl.RMSProp(Own()), False),
+    (fl.SGD(1e30), False),
+)
+
+
+@pytest.mark.parametrize(("optimizer", "keeps"), KEEP_FINITE)
+def test_an_optimiser_that_says_so_stays_finite_by_the_largest_gradients(optimizer, keeps):
+    assert optimizer.keeps_finite == keeps
+    groups = fl.Optimizers(a=fl.Adam(), b=optimizer)
+    assert groups.keeps_finite == keeps
+    assert not fl.Optimizers(a=fl.Adam(), b=fl.Optax(optax.adam, learning_rate=0.1)).keeps_finite
+    if not keeps:
+        return
+    # The square of 1e19 is near the largest float. Signs and zeros make the averages' worst case.
+    tx = as_transformation(optimizer)
+    params = {"a": jnp.array([0.0, 1e30, -1e-30])}
+    state = tx.init(params)
+    for step in range(60):
+        gradients = {"a": jnp.array([1.0, -1.0, 0.0]) * jnp.float32(1e19 * (step % 7 == 0))}
+        updates, state = tx.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+        assert all_finite((params, state)), (step, params, state)
 
 
 @pytest.mark.parametrize("clip", [0, -1.0])
