@@ -363,17 +363,19 @@ class Core:
         """
         weights, opt, stopped = carry
 
-        def taken() -> tuple[Weights, Any]:
+        def taken() -> tuple[dict[str, Array], Any]:
             updates, new_opt = self.tx.update(grads, opt, weights.params)
-            return Weights(optax.apply_updates(weights.params, updates), rest), new_opt
+            return optax.apply_updates(weights.params, updates), new_opt
 
         if alone and self.checks_first:
             squares = jax.tree.map(lambda x: jnp.sum(x * x), grads)
             good = jnp.isfinite(loss) & all_finite((squares, rest))
-            new = jax.lax.cond(good, taken, lambda: (weights, opt))
+            new_params, new_opt = jax.lax.cond(good, taken, lambda: (weights.params, opt))
+            rest = jax.tree.map(lambda a, b: jnp.where(good, a, b), rest, weights.rest)
             loss = jnp.where(good, loss, jnp.nan)
         else:
-            new = taken()
+            new_params, new_opt = taken()
+        new = (Weights(new_params, rest), new_opt)
         applied = jnp.float32(1)
         if self.loss.stops_early:
             # The step that goes too far is not taken, nor are those after it.

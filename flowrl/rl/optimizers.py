@@ -107,6 +107,9 @@ Rate = float | Schedule
 LARGEST_RATE = 1e30
 """With a larger one, a step of finite gradients could reach numbers beyond the range of floats."""
 
+SMALLEST_EPS, LARGEST_DECAY = 1e-30, 0.999999
+"""A smaller one would be 0, and a larger one 1, in the arithmetic of 32 bits."""
+
 
 def _rate(lr: Rate) -> Any:
     return lr.build() if isinstance(lr, Schedule) else lr
@@ -123,13 +126,14 @@ def _check(lr: Rate, max_grad_norm: float | None) -> None:
 
 def _check_average(eps: float, **decays: float) -> None:
     """Refuse settings of moving averages by which a parameter would become NaN or infinite."""
-    if not 0 < eps < math.inf:
+    if not SMALLEST_EPS <= eps < math.inf:
         raise SettingError(
-            f"eps must be above 0, got {eps}: a parameter without a gradient would become NaN"
+            f"eps must be at least {SMALLEST_EPS:g}, got {eps}: "
+            "a parameter without a gradient would become NaN"
         )
     for name, decay in decays.items():
-        if not 0 <= decay < 1:
-            raise SettingError(f"{name} must be at least 0 and below 1, got {decay}")
+        if not 0 <= decay <= LARGEST_DECAY:
+            raise SettingError(f"{name} must be from 0 to {LARGEST_DECAY}, got {decay}")
 
 
 def _is_known(lr: Rate) -> bool:
@@ -192,12 +196,12 @@ class Adam(Optimizer):
 
     Args:
         lr: learning rate, a number or a schedule such as `Linear` (default 3e-4).
-        eps: number above 0 added to the root of the second moment; 1e-5 is usual for on-policy
-            methods (default 1e-5).
+        eps: number added to the root of the second moment, at least `SMALLEST_EPS`; 1e-5 is usual
+            for on-policy methods (default 1e-5).
         max_grad_norm: largest global norm of the gradients, which are scaled down to it; None: any
             (default None).
-        b1: decay of the moving average of gradients, at least 0 and below 1 (default 0.9).
-        b2: decay of the moving average of squared gradients, at least 0 and below 1
+        b1: decay of the moving average of gradients, from 0 to `LARGEST_DECAY` (default 0.9).
+        b2: decay of the moving average of squared gradients, from 0 to `LARGEST_DECAY`
             (default 0.999).
         weight_decay: coefficient of the decay of weights; 0: none (default 0.0).
 
@@ -244,9 +248,9 @@ class RMSProp(Optimizer):
 
     Args:
         lr: learning rate, a number or a schedule such as `Linear` (default 7e-4).
-        decay: decay of the moving average of squared gradients, at least 0 and below 1
+        decay: decay of the moving average of squared gradients, from 0 to `LARGEST_DECAY`
             (default 0.99).
-        eps: number above 0 added under the root (default 1e-5).
+        eps: number added under the root, at least `SMALLEST_EPS` (default 1e-5).
         max_grad_norm: largest global norm of the gradients, which are scaled down to it; None: any
             (default None).
 
