@@ -23,6 +23,7 @@ import numpy as np
 
 from flowrl.core.importing import importing
 from flowrl.errors import FlowrlError, GraphError, SaveError, SettingError, unknown
+from flowrl.graph.keywords import check_keywords
 from flowrl.graph.names import harmless, name_of, own_class, public, public_names
 
 PLAIN = (int, float, bool, str, type(None))
@@ -59,7 +60,7 @@ class Spec(Printed):
         **settings: its keyword arguments.
 
     Raises:
-        SettingError: `fn` can't be called.
+        SettingError: `fn` can't be called, or not with these arguments.
 
     >>> Spec(dict, a=1)
     Spec(load("builtins:dict"), a=1)
@@ -67,9 +68,9 @@ class Spec(Printed):
 
     def __init__(self, fn: Callable[..., Any], /, **settings: Any) -> None:
         if not callable(fn):
-            raise SettingError(
-                f"{type(self).__name__} takes a function or a class first, got {fn!r}"
-            )
+            own = type(self).__name__
+            raise SettingError(f"{own} takes a function or a class first, got {fn!r}")
+        check_keywords(fn, settings)
         self.__dict__["fn"] = fn
         self.__dict__["settings"] = types.MappingProxyType(settings)
 
@@ -106,10 +107,7 @@ class Spec(Printed):
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Return whether two settings are equal and of one type.
-
-    A module may well do another thing with 0.0 or False than with 0.
-    """
+    """Return whether settings are equal and of one type: 0.0 and False may do other than 0."""
     if type(a) is not type(b):
         return False
     if isinstance(a, Mapping):

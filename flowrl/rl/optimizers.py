@@ -322,7 +322,7 @@ class Optax(Spec):
         **settings: its keyword arguments.
 
     Raises:
-        SettingError: `fn` can't be called.
+        SettingError: `fn` can't be called, or not with these arguments.
     """
 
     def build(self) -> optax.GradientTransformation:

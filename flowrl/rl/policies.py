@@ -57,8 +57,8 @@ class Policy(Spec):
         **settings: its keyword arguments beside the spaces and ``rngs``.
 
     Raises:
-        SettingError: `fn` can't be called. A module that does not fit its spaces is found later,
-            when a graph with it is checked.
+        SettingError: `fn` can't be called, or not with these settings. A module that does not fit
+            its spaces is found later, when a graph with it is checked.
     """
 
 

@@ -1,0 +1,73 @@
+"""Settings of modules and optax's functions that do not exist are refused where they are made."""
+
+from functools import partial
+
+import optax
+import pytest
+from flax import linen, nnx
+
+import flowrl as fl
+from flowrl.graph.keywords import check_keywords
+from flowrl.graph.values import from_text
+
+
+class Module(nnx.Module):
+    def __init__(self, o, a, *, width=3, rngs):
+        pass
+
+
+class Open(nnx.Module):
+    def __init__(self, obs_space, action_space, **settings):
+        pass
+
+
+class Dense(linen.Module):
+    width: int
+
+
+def function(obs_space, action_space, /, width, rngs):
+    pass
+
+
+OF_MLP = (
+    "MLP: unknown setting 'hiden'; did you mean 'hidden'? "
+    "Known: hidden, activation, shared, normalize, log_std"
+)
+OF_SGD = (
+    "sgd: unknown setting 'learing_rate'; did you mean 'learning_rate'? "
+    "Known: learning_rate, momentum, nesterov, accumulator_dtype"
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fl.Policy(fl.networks.MLP, hiden=(64,)), OF_MLP),
+        (lambda: from_text("Policy(networks.MLP, hiden=(64,))"), OF_MLP),
+        (lambda: fl.Optax(optax.sgd, learing_rate=0.1), OF_SGD),
+        (lambda: fl.Policy(Module, x=1), "Module: unknown setting 'x'. Known: o, a, width"),
+        (lambda: fl.Policy(function, x=1), "function: unknown setting 'x'. Known: width"),
+    ],
+)
+def test_a_misspelt_setting_is_named_with_the_nearest_one(make, message):
+    with pytest.raises(fl.errors.SettingError) as error:
+        make()
+    assert str(error.value).endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("fn", "names"),
+    [
+        (fl.networks.MLP, ["hidden", "log_std"]),
+        (Module, ["width"]),
+        (Open, ["anything"]),
+        (Dense, ["width"]),
+        (function, ["width"]),
+        (partial(Module, width=2), ["width"]),
+        (dict, ["anything"]),
+        (type("Bare", (), {}), []),
+        (min, ["key"]),
+    ],
+)
+def test_keywords_that_a_signature_takes_or_may_take_pass(fn, names):
+    check_keywords(fn, names)
