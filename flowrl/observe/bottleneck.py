@@ -213,7 +213,7 @@ WAIT_FOR_FEWER = (
     "after the sampler."
 )
 FASTER_REPLAY_UPDATES = (
-    "Train less for each step (a lower updates_per_step of SampleReplay), with a smaller network, "
+    "Train less for each step (a lower updates_per_step of ReplaySample), with a smaller network, "
     "or on a GPU."
 )
 FASTER_UPDATES = (

@@ -469,10 +469,10 @@ FAULTY = [
         "convolutions read images with 3 axes.*take MLP",
     ),
     (
-        "a setting that the network lacks",
-        lambda: with_policy("CartPole-v1", fl.Policy(fl.networks.MLP, hiden=(4,))),
+        "a setting that the network can't take",
+        lambda: with_policy("CartPole-v1", fl.Policy(fl.networks.MLP, hidden=4)),
         "learner",
-        "unexpected .*argument 'hiden'",
+        "'int' object is not iterable",
     ),
     (
         "a policy that is none",
@@ -521,7 +521,7 @@ FAULTY = [
         "a negative rate",
         lambda: recipe().set("learner.optimizer.lr", -1),
         "learner.optimizer",
-        "lr must not be negative, got -1.0",
+        r"lr must be from 0 to 1e\+30, got -1.0",
     ),
     (
         "a clip of nothing",

@@ -257,7 +257,7 @@ def test_a_replay_is_reported_to_draw_less():
     p = replace(p, counts={**p.counts, ("batch", "replay"): {"replayed_steps": 64}})
     assert (
         explain(p).bottleneck.advice
-        == "Train less for each step (a lower updates_per_step of SampleReplay), with a smaller "
+        == "Train less for each step (a lower updates_per_step of ReplaySample), with a smaller "
         "network, or on a GPU."
     )
 
