@@ -108,7 +108,7 @@ LARGEST_RATE = 1e30
 """With a larger one, a step of finite gradients could reach numbers beyond the range of floats."""
 
 SMALLEST_EPS, LARGEST_DECAY = 1e-30, 0.999999
-"""A smaller one would be 0, and a larger one 1, in the arithmetic of 32 bits."""
+"""Far below the one a number is 0, and above the other it soon is 1, in arithmetic of 32 bits."""
 
 
 def _rate(lr: Rate) -> Any:
