@@ -294,15 +294,16 @@ class LiveRun:
         """Return the profile at which what the run does now begins, and forget older ones.
 
         A row closed since then, for where none did there is little to see: with slow rows, now is
-        longer than `WINDOW`.
+        longer than `WINDOW`. It is `newest` itself, so now is the whole run, where no row closed
+        since anybody looked: its first row is long, or its caller holds it between two rows.
         """
         older = [each for each in self._profiles if now - each[0] >= WINDOW]
         recent = self._profiles[len(older) :]
-        closed = [each for each in older if each[1].env_steps < newest.env_steps]
+        closed = [each for each in older if each[1].rows < newest.rows]
         begin = closed[-1] if closed else self._profiles[0]
         # Of the others only the newest may be where a later part begins.
         self._profiles = [begin, *(each for each in (*older[-1:], *recent) if each is not begin)]
-        return begin[1]
+        return begin[1] if begin[1].rows < newest.rows else newest
 
 
 def ends_at(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -327,6 +327,22 @@ def test_the_end_of_a_run_is_sent_before_its_page_closes():
     assert states[-1] == "closed"
 
 
+def test_a_run_that_its_caller_holds_between_two_rows_shows_what_it_did():
+    with fl.run(small()) as run:
+        next(run)
+        page = fl.serve(run)
+        source = page.runs["run"]
+        for _ in range(3):
+            source._profiles = [(at - 10.0, profile) for at, profile in source._profiles]
+            now = source.since(Cursor())[1]["now"]
+            assert now["rows"] == 1 and now["bottleneck"]
+        next(run)
+        source._profiles = [(at - 10.0, profile) for at, profile in source._profiles]
+        now = source.since(Cursor())[1]["now"]
+        assert now["rows"] == 1 and now["bottleneck"], "now is the second row alone"
+    page.close()
+
+
 def test_a_run_that_begins_its_clocks_again_and_one_that_ends_are_measured_afresh():
     plan, found = small().compile(), [Profile(seconds=100.0, rows=5, env_steps=500)]
     source = LiveRun(plan, list, lambda: found[-1])
