@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flowrl.core.events import Observer
 from flowrl.errors import SettingError, unknown
 from flowrl.graph.graph import Graph
@@ -27,10 +29,15 @@ RUNTIMES = {
 """By name of a runtime: its module and class, imported when it is used."""
 
 
-def check_arguments(graph: Any, seed: int, steps: Any, until: Any) -> None:
+def check_seed(seed: Any) -> None:
+    """Refuse what is no seed of random numbers."""
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+        raise SettingError(f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")
+
+
+def check_arguments(graph: Any, seed: Any, steps: Any, until: Any) -> None:
     """Refuse arguments of `run` that it can't take."""
-    if not 0 <= seed < 2**32:
-        raise SettingError(f"seed must be from 0 to 2**32 - 1, got {seed}")
+    check_seed(seed)
     if steps is not None and (not isinstance(steps, int) or steps < 1):
         raise SettingError(f"steps must be a whole number of at least 1, got {steps!r}")
     if not isinstance(graph, Graph | Plan):
@@ -59,6 +66,21 @@ def check_steps(plan: Plan, steps: int | None) -> None:
             "steps; let it end by its updates: until=lambda row: row['updates'] >= 10_000, or "
             "--until 'updates>=10_000'"
         )
+
+
+def late_goal(plan: Plan, steps: int | None) -> str:
+    """Return why a run goes on long after a number of environment steps; empty if it does not.
+
+    A run ends at the end of a row, and rows count updates.
+    """
+    idle = plan.found.idle_steps
+    if steps is None or not plan.total("draws") or steps > idle:
+        return ""
+    return (
+        f"steps={steps:,} come before the first update, which waits for {idle:,} environment "
+        "steps; the run ends with its first row, after that update. Let learning start earlier "
+        "(learning_starts), or give the run more steps"
+    )
 
 
 def checked_observers(observers: Any) -> tuple[Observer, ...]:

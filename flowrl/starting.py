@@ -23,6 +23,7 @@ from flowrl.run_arguments import (
     checked_init,
     checked_observers,
     checked_snapshots,
+    late_goal,
     recorder_of,
     started,
 )
@@ -112,4 +113,6 @@ def run(
         init=checked_init(init, plan),
     )
     run: Run = started(start, ui)
+    if late := late_goal(plan, steps):
+        run.warn(late)
     return run

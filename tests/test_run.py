@@ -425,14 +425,27 @@ def test_a_row_that_can_not_be_written_is_reported_and_written_with_the_others_a
 
 
 def test_seeds_and_steps_are_checked():
-    with pytest.raises(fl.errors.SettingError, match="seed must be from 0 to .*, got -1"):
-        fl.run(PPO, seed=-1)
+    for seed, shown in ((-1, "-1"), ("a", "'a'"), (1.5, "1.5"), (None, "None")):
+        says = f"seed must be a whole number from 0 to .*, got {shown}"
+        with pytest.raises(fl.errors.SettingError, match=says):
+            fl.run(PPO, seed=seed)
     with pytest.raises(
         fl.errors.SettingError, match="steps must be a whole number of at least 1, got 0"
     ):
         fl.run(PPO, steps=0)
     with pytest.raises(fl.errors.SettingError, match="got 4294967296"):
         fl.run(PPO, seed=2**32)
+
+
+@pytest.mark.parametrize(("steps", "late"), [(39, True), (64, True), (65, False), (None, False)])
+def test_a_goal_before_the_first_update_is_warned_of(steps, late):
+    graph = fl.dqn("CartPole-v1", hidden=(8,), learning_starts=40, batch_size=8, report_every=1)
+    warnings = []
+    tap = Tap(lambda event: warnings.append(event.text), Warned)
+    with fl.run(graph, steps=steps, observers=(tap,)) as run:
+        next(run)
+    says = f"dqn: steps={steps} come before the first update, which waits for 64 environment steps"
+    assert [says in text for text in warnings] == [True] * late
 
 
 def test_the_first_error_is_the_one_to_see(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 from flowrl.core.declared import check_declared
@@ -16,15 +16,21 @@ class Settings:
     """Base class of frozen settings.
 
     A check in `__post_init__` that fails at a value of a wrong type, such as ``"4" < 1``, becomes
-    the error of the field that holds it.
+    the error of the field that holds it. So does a float where a whole number is wanted, such as
+    ``epochs=1.5``, which most comparisons take.
     """
+
+    def __post_init__(self) -> None:
+        """Check the fields; what a class checks of its own comes in its own `__post_init__`."""
+        _refuse_floats(self)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Check what the class declares, and let its checks name the field at which they fail."""
         super().__init_subclass__(**keywords)
         check_declared(cls)
         if "__post_init__" in vars(cls):
-            cls.__post_init__ = _named(cls.__post_init__)  # type: ignore[attr-defined]
+            # For setattr, unlike an assignment, a type checker takes a method.
+            setattr(cls, "__post_init__", _named(cls.__post_init__))  # noqa: B010
 
 
 def _named(check: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -37,8 +43,43 @@ def _named(check: Callable[[Any], None]) -> Callable[[Any], None]:
         except TypeError:
             _refuse_types(value)
             raise
+        _refuse_floats(value)
 
     return checked
+
+
+def _refuse_floats(value: Any) -> None:
+    """Raise an error for the first field that holds a float where a whole number is wanted.
+
+    Raises:
+        SettingError: with the field.
+    """
+    kind: Any = type(value)
+    for name, hint in _whole_fields(kind).items():
+        if isinstance(found := getattr(value, name, None), float):
+            fit(found, hint, f"{kind.__name__}.{name}")
+
+
+@cache
+def _whole_fields(kind: Any) -> dict[str, Any]:
+    """Return the annotations of the fields of a class that take ints and no floats."""
+    return {
+        name: hint
+        for name, hint in _hints(kind).items()
+        if int in (options := typing.get_args(hint) or (hint,)) and float not in options
+    }
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return the annotations of what a class is given, by field."""
+    try:
+        hints = typing.get_type_hints(kind)
+    except NameError:
+        # An annotation of a user's own class may be known to type checkers only.
+        return {}
+    # A class that is no dataclass has no fields.
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return {field.name: hints[field.name] for field in fields if field.init}
 
 
 def _refuse_types(value: Any) -> None:
@@ -47,15 +88,5 @@ def _refuse_types(value: Any) -> None:
     Raises:
         SettingError: a field is not of the type that its annotation says.
     """
-    try:
-        hints = typing.get_type_hints(type(value))
-    except NameError:
-        # An annotation of a user's own class may be known to type checkers only.
-        return
-    for field in dataclasses.fields(value):
-        if field.init:
-            fit(
-                getattr(value, field.name),
-                hints[field.name],
-                f"{type(value).__name__}.{field.name}",
-            )
+    for name, hint in _hints(type(value)).items():
+        fit(getattr(value, name), hint, f"{type(value).__name__}.{name}")

@@ -41,7 +41,8 @@ class Explore(Settings, ABC):
             head: the head of the policy.
             key: the random key of the step.
             n: the number of environments.
-            step: the steps that all environments of all runners have taken so far, about.
+            step: the steps that all environments of all runners have taken so far, about: one
+                number, or one for each environment ``[n]``.
             env: the environments' numbers ``[n]``, counted over all runners.
             envs: the number of environments of all runners.
         """
@@ -220,7 +221,8 @@ class RandomStart(Explore):
         """
         random_key, key = jax.random.split(key)
         random = jax.random.uniform(random_key, (n, head.width), minval=-1, maxval=1)
-        taken = jnp.full((n, 1), step < self.steps, jnp.float32)
+        # Runners in JAX draw a whole rollout at once, whose rows are of different steps.
+        taken = jnp.broadcast_to(step < self.steps, n)[:, None].astype(jnp.float32)
         return jnp.concatenate(
             [random, taken, self.then.noise(head, key, n, step, env, envs)], axis=1
         )

@@ -24,7 +24,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.values import to_text
 from flowrl.observe.about import runtime_settings
 from flowrl.observe.sinks import columns
-from flowrl.run_arguments import as_runtime
+from flowrl.run_arguments import as_runtime, check_seed
 from flowrl.runtime import NAMES
 from flowrl.runtime.base import Runtime, check_positive
 from flowrl.tuning import results
@@ -279,8 +279,7 @@ def _check(options: Options, search: Any) -> None:
         )
     if options.mode not in ("max", "min"):
         raise SettingError(f"mode must be 'max' or 'min', got {options.mode!r}")
-    if not 0 <= options.seed < 2**32:
-        raise SettingError(f"seed must be from 0 to 2**32 - 1, got {options.seed}")
+    check_seed(options.seed)
 
 
 def _check_graph(job: Job) -> None:

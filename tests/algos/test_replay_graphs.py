@@ -688,8 +688,9 @@ FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
         ),
         fl.sac("gymnax:Pendulum-v1", fl.SACSettings(**SAC)),
         pytest.param(fl.td3("gymnax:Pendulum-v1", **TD3), marks=pytest.mark.system),
+        fl.td3("gymnax:Pendulum-v1", **{**TD3, "rollout_length": 4, "envs_per_runner": 3}),
     ],
-    ids=["prioritized", "rollouts as they come", "samples are gathered", "sac", "td3"],
+    ids=["prioritized", "rollouts as they come", "samples are gathered", "sac", "td3", "td3, 3x4"],
 )
 def test_a_program_does_what_the_local_runtime_does(graph):
     (local, a), (fused, b) = rows_of(graph, 4), rows_of(graph, 4, runtime=fl.XlaRuntime(chunk=1))

@@ -387,6 +387,14 @@ def test_a_queue_is_drawn_apart():
     [
         (lambda: fl.Concat(batch_size="4096"), r"Concat\.batch_size: takes int, got '4096'"),
         (lambda: fl.Advantages(gamma="0.99"), r"Advantages\.gamma: takes float, got '0.99'"),
+        (lambda: fl.Concat(4096.0), r"Concat\.batch_size: takes int, got 4096\.0"),
+        (lambda: fl.TrainOneStep(epochs=1.5), r"TrainOneStep\.epochs: takes int, got 1\.5"),
+        (
+            lambda: fl.ppo("CartPole-v1", num_runners=1.5),
+            r"Runners\.num_runners: takes int, got 1\.5",
+        ),
+        (lambda: fl.Evaluate(episodes=2.5), r"Evaluate\.episodes: takes int, got 2\.5"),
+        (lambda: fl.RandomStart(1e3), r"RandomStart\.steps: takes int, got 1000\.0"),
         (lambda: fl.Replay(buffer_size="4"), r"Replay\.buffer_size: takes int, got '4'"),
         (lambda: fl.Adam("3e-4"), r"Adam\.lr: takes float or Linear.*, got '3e-4'"),
         (lambda: fl.losses.PPOLoss(clip_ratio="x"), r"PPOLoss\.clip_ratio: takes float, got 'x'"),

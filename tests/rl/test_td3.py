@@ -271,6 +271,31 @@ def test_random_actions_come_first_and_then_those_of_the_other_exploration():
     np.testing.assert_allclose(explore.pick(dist, noise(10)), 0.3, rtol=1e-6)
 
 
+@pytest.mark.parametrize("runners", [1, 2])
+def test_random_actions_come_first_in_environments_in_jax_too(runners):
+    graph = fl.td3(
+        "gymnax:Pendulum-v1",
+        num_runners=runners,
+        envs_per_runner=3,
+        rollout_length=4,
+        learning_starts=24 * runners,
+        batch_size=8,
+        updates_per_step=1 / 12,
+        hidden=(8,),
+        noise=0.0,
+        report_every=4 * runners,
+    )
+    seen = []
+    look = lambda rollout: seen.append(rollout["action"]) or rollout
+    plan = graph.insert(after="sample", look=fl.Map(look)).compile()
+    seen.clear()  # the plan's own rollouts hold no numbers
+    with fl.run(plan) as run:
+        next(run)
+    jumps = [np.abs(np.diff(x, axis=0)).max() for x in seen]
+    assert len(jumps) >= 4 and min(jumps[:2]) > 0.7, "two rollouts of random actions"
+    assert max(jumps[2:]) < 0.5, "greedy actions change with the observation, slowly"
+
+
 @pytest.mark.parametrize(
     ("graph", "explore", "says"),
     [
