@@ -387,6 +387,7 @@ def test_a_queue_is_drawn_apart():
     [
         (lambda: fl.Concat(batch_size="4096"), r"Concat\.batch_size: takes int, got '4096'"),
         (lambda: fl.Advantages(gamma="0.99"), r"Advantages\.gamma: takes float, got '0.99'"),
+        (lambda: v.Opponents(2.5), r"Opponents\.size: takes int, got 2\.5"),
         (lambda: fl.Concat(4096.0), r"Concat\.batch_size: takes int, got 4096\.0"),
         (lambda: fl.TrainOneStep(epochs=1.5), r"TrainOneStep\.epochs: takes int, got 1\.5"),
         (

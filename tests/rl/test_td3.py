@@ -269,6 +269,10 @@ def test_random_actions_come_first_and_then_those_of_the_other_exploration():
     assert first.min() < -0.95 and first.max() > 0.95 and abs(first.mean()) < 0.1
     assert first.std() == pytest.approx(3**-0.5, abs=0.03)
     np.testing.assert_allclose(explore.pick(dist, noise(10)), 0.3, rtol=1e-6)
+    # Rows of one rollout are of different steps.
+    mixed = np.asarray(explore.pick(dist, noise(np.arange(500) % 20)))
+    random = np.arange(500) % 20 < 10
+    np.testing.assert_array_equal((np.abs(mixed - 0.3) > 1e-4).all(1), random)
 
 
 @pytest.mark.parametrize("runners", [1, 2])
