@@ -20,6 +20,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -180,7 +181,7 @@ def line_of(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(PACKAGE) and "site-packages" not in frame.filename
+        if not frame.filename.startswith(NOT_THE_USERS) and "site-packages" not in frame.filename
     ]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
@@ -191,9 +192,15 @@ def install(extra: str) -> str:
 
 
 # By its own folder and not by its name: a clone, with a user's files, may be called flowrl too.
-PACKAGE = str(Path(__file__).resolve().parent) + os.sep
+NOT_THE_USERS = (
+    str(Path(__file__).resolve().parent) + os.sep,
+    sysconfig.get_path("stdlib") + os.sep,
+    "<",
+)
+"""How the names of files begin that no user wrote: flowrl's, Python's own, and what is no file."""
 
 FOREIGN = {
+    "clip": "clip_ratio",
     "clip_coef": "clip_ratio",
     "clip_eps": "clip_ratio",
     "clip_param": "clip_ratio",

@@ -655,12 +655,27 @@ def test_folders_of_other_users_do_not_hide_a_missing_run():
         assert "/secret/mien; name the directory of a run, as flowrl" in said
 
 
-def test_a_mistake_in_a_file_of_the_users_own_is_reported_with_its_line(flowrl, tmp_path):
-    file = tmp_path / "mistaken.py"
-    file.write_text("import flowrl as fl\n\n\ndef graph():\n    return fl.Replay(num_slots=3)\n")
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (
+            "fl.Replay(num_slots=3)",
+            "Replay: unknown setting 'num_slots'; did you mean 'n_step'? Known: ",
+        ),
+        ("fl.Concat(1.5)", "Concat.batch_size: takes int, got 1.5 (mistaken.py:5)\n"),
+        ("1 / 0", "ZeroDivisionError: division by zero (mistaken.py:5)\n(--debug shows more)"),
+        ("json.loads('{')", "(mistaken.py:5)\n(--debug shows more)"),
+    ],
+)
+def test_a_mistake_in_a_file_of_the_users_own_is_reported_with_its_line(
+    wrong, says, flowrl, tmp_path
+):
+    file = tmp_path / f"mistaken_{len(says)}.py"
+    file.write_text(f"import json\nimport flowrl as fl\n\ndef graph():\n    return {wrong}\n")
     status, _, err = flowrl("plan", f"{file}:graph")
     assert status == 2
-    assert "unexpected keyword argument 'num_slots' (mistaken.py:5)\n(--debug shows more)" in err
+    shown = err.replace(file.name, "mistaken.py")
+    assert says in shown and "(mistaken.py:5)" in shown
 
 
 def test_debug_shows_the_traceback(flowrl):

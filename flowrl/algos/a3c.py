@@ -9,6 +9,7 @@ from flowrl.algos.default import default_policy
 from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph, chain
+from flowrl.graph.settings import Settings
 from flowrl.learner.learner import Learner
 from flowrl.ops.batch import Advantages
 from flowrl.ops.gradients import ApplyGradients, ComputeGradients
@@ -22,7 +23,7 @@ from flowrl.rollout.runners import Runners
 
 
 @dataclass(frozen=True)
-class A3CSettings:
+class A3CSettings(Settings):
     """Settings of `a3c`.
 
     Args:

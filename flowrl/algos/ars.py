@@ -8,6 +8,7 @@ from typing import Any
 from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
+from flowrl.graph.settings import Settings
 from flowrl.learner.learner import Learner
 from flowrl.ops.evolution import ParallelEvaluate, TopDirections
 from flowrl.ops.report import Report
@@ -21,7 +22,7 @@ from flowrl.rollout.runners import Runners
 
 
 @dataclass(frozen=True)
-class ARSSettings:
+class ARSSettings(Settings):
     """Settings of `ars`.
 
     A perturbation is the weights plus random noise; a pair is one with its mirror image, which

@@ -9,12 +9,13 @@ from flowrl.algos.settings import given
 from flowrl.algos.td3 import td3
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
+from flowrl.graph.settings import Settings
 from flowrl.rl.optimizers import Rate
 from flowrl.rl.policies import Policy
 
 
 @dataclass(frozen=True)
-class DDPGSettings:
+class DDPGSettings(Settings):
     """Settings of `ddpg`.
 
     Environment steps are those of all environments together.

@@ -9,6 +9,7 @@ from flowrl.algos.action_values import explore_of, loss_of, policy_of
 from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
+from flowrl.graph.settings import Settings
 from flowrl.learner.learner import Learner
 from flowrl.ops.replay import ReplayAdd, ReplaySample, UpdatePriorities
 from flowrl.ops.report import Report
@@ -22,7 +23,7 @@ from flowrl.rollout.runners import Runners
 
 
 @dataclass(frozen=True)
-class DQNSettings:
+class DQNSettings(Settings):
     """Settings of `dqn`.
 
     Each update samples `batch_size` transitions from the replay and takes one gradient step for

@@ -9,6 +9,7 @@ from flowrl.algos.default import default_policy
 from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
+from flowrl.graph.settings import Settings
 from flowrl.learner.learner import Learner
 from flowrl.ops.evolution import CentredRanks, ParallelEvaluate
 from flowrl.ops.report import Report
@@ -21,7 +22,7 @@ from flowrl.rollout.runners import Runners
 
 
 @dataclass(frozen=True)
-class ESSettings:
+class ESSettings(Settings):
     """Settings of `es`.
 
     A perturbation is the weights plus random noise; a pair is one with its mirror image.

@@ -12,6 +12,7 @@ from flowrl.algos.default import default_policy
 from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
+from flowrl.graph.settings import Settings
 from flowrl.learner.learner import Learner
 from flowrl.ops.batch import Concat
 from flowrl.ops.queue import Queue
@@ -26,7 +27,7 @@ from flowrl.rollout.runners import Runners
 
 
 @dataclass(frozen=True)
-class IMPALASettings:
+class IMPALASettings(Settings):
     """Settings of `impala`.
 
     Args:

@@ -8,6 +8,7 @@ from typing import Any
 from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
+from flowrl.graph.settings import Settings
 from flowrl.learner.learner import Learner
 from flowrl.offline.dataset import Dataset
 from flowrl.ops.offline import ReadDataset
@@ -22,7 +23,7 @@ from flowrl.rollout.runners import Runners
 
 
 @dataclass(frozen=True)
-class MARWILSettings:
+class MARWILSettings(Settings):
     """Settings of `marwil`.
 
     Nothing is sampled: the environment gives the spaces, and evaluations play in it.

@@ -15,13 +15,14 @@ from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
 from flowrl.envs.joint import WithState
 from flowrl.graph.graph import Graph
+from flowrl.graph.settings import Settings
 from flowrl.rl.optimizers import Rate
 from flowrl.rl.policies import Policy
 from flowrl.rl.team_networks import CentralCritic
 
 
 @dataclass(frozen=True)
-class MultiPPOSettings:
+class MultiPPOSettings(Settings):
     """Settings of `multi_ppo`.
 
     They are those of `PPOSettings`, and whose policies there are.

@@ -12,6 +12,7 @@ from flowrl.algos.default import default_policy
 from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
+from flowrl.graph.settings import Settings
 from flowrl.learner.learner import Learner
 from flowrl.ops.batch import Advantages, Concat, Standardize
 from flowrl.ops.report import Report
@@ -25,7 +26,7 @@ from flowrl.rollout.runners import Runners
 
 
 @dataclass(frozen=True)
-class PPOSettings:
+class PPOSettings(Settings):
     """Settings of `ppo`.
 
     The probability ratio is that of the newest policy to the behaviour policy.

@@ -12,13 +12,14 @@ from flowrl.algos.settings import given
 from flowrl.algos.vdn import team_dqn
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
+from flowrl.graph.settings import Settings
 from flowrl.rl.optimizers import Rate
 from flowrl.rl.policies import Policy
 from flowrl.rl.team_networks import TeamQNetwork
 
 
 @dataclass(frozen=True)
-class QMIXSettings:
+class QMIXSettings(Settings):
     """Settings of `qmix`.
 
     They are those of `VDNSettings`, and the widths of the mixer.

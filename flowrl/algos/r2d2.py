@@ -12,6 +12,7 @@ from typing import Any
 from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
+from flowrl.graph.settings import Settings
 from flowrl.learner.learner import Learner
 from flowrl.ops.replay import ReplayAdd, ReplaySample, UpdatePriorities
 from flowrl.ops.report import Report
@@ -28,7 +29,7 @@ from flowrl.rollout.runners import Runners
 
 
 @dataclass(frozen=True)
-class R2D2Settings:
+class R2D2Settings(Settings):
     """Settings of `r2d2`.
 
     Each update samples `batch_size` sequences of ``burn_in + sequence_length`` rows. A sequence

@@ -8,6 +8,7 @@ from typing import Any
 from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
+from flowrl.graph.settings import Settings
 from flowrl.learner.learner import Learner
 from flowrl.ops.replay import ReplayAdd, ReplaySample
 from flowrl.ops.report import Report
@@ -25,7 +26,7 @@ from flowrl.rollout.runners import Runners
 
 
 @dataclass(frozen=True)
-class SACSettings:
+class SACSettings(Settings):
     """Settings of `sac`.
 
     Environment steps are those of all environments together.

@@ -13,13 +13,14 @@ from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
 from flowrl.envs.joint import Joint
 from flowrl.graph.graph import Graph
+from flowrl.graph.settings import Settings
 from flowrl.rl.optimizers import Rate
 from flowrl.rl.policies import Policy
 from flowrl.rl.team_networks import TeamQNetwork
 
 
 @dataclass(frozen=True)
-class VDNSettings:
+class VDNSettings(Settings):
     """Settings of `vdn`.
 
     They are those of `DQNSettings`, for a team: an environment step is one of all agents together.

@@ -418,7 +418,5 @@ def _print_error(error: Exception, *, debug: bool) -> None:
     """Print an error as one message, with the traceback before it if `debug`."""
     if debug:
         traceback.print_exception(error)
-    where = hint = ""
-    if not isinstance(error, FlowrlError):
-        where, hint = line_of(error), "" if debug else "\n(--debug shows more)"
-    print(f"flowrl: {described(error)}{where}{hint}", file=sys.stderr)
+    hint = "" if debug or isinstance(error, FlowrlError) else "\n(--debug shows more)"
+    print(f"flowrl: {described(error)}{line_of(error)}{hint}", file=sys.stderr)

@@ -6,9 +6,10 @@ import dataclasses
 import typing
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any
+from typing import Any, Self
 
 from flowrl.core.declared import check_declared
+from flowrl.errors import SettingError, unknown
 from flowrl.graph.values import fit
 
 
@@ -17,8 +18,17 @@ class Settings:
 
     A check in `__post_init__` that fails at a value of a wrong type, such as ``"4" < 1``, becomes
     the error of the field that holds it. So does a float where a whole number is wanted, such as
-    ``epochs=1.5``, which most comparisons take.
+    ``epochs=1.5``, which most comparisons take, and a setting that does not exist.
     """
+
+    def __new__(cls, *_: Any, **named: Any) -> Self:
+        """Refuse a name that is no field, before Python does without the names that there are."""
+        if dataclasses.is_dataclass(cls):
+            known = [field.name for field in dataclasses.fields(cls) if field.init]
+            for name in named:
+                if name not in known:
+                    raise SettingError(f"{cls.__name__}: {unknown('setting', name, known)}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check the fields; what a class checks of its own comes in its own `__post_init__`."""

@@ -1,5 +1,6 @@
 """Settings of modules and optax's functions that do not exist are refused where they are made."""
 
+from dataclasses import fields
 from functools import partial
 
 import optax
@@ -45,6 +46,31 @@ OF_SGD = (
         (lambda: fl.Policy(fl.networks.MLP, hiden=(64,)), OF_MLP),
         (lambda: from_text("Policy(networks.MLP, hiden=(64,))"), OF_MLP),
         (lambda: fl.Optax(optax.sgd, learing_rate=0.1), OF_SGD),
+        (
+            lambda: fl.Adam(learning_rate=0.1),
+            (
+                "Adam: unknown setting 'learning_rate'; did you mean 'lr'? "
+                "Known: lr, eps, max_grad_norm, b1, b2, weight_decay"
+            ),
+        ),
+        (
+            lambda: fl.TrainOneStep(epoch=3),
+            (
+                "TrainOneStep: unknown setting 'epoch'; did you mean 'epochs'? "
+                "Known: epochs, minibatch_size, shuffle, learner"
+            ),
+        ),
+        (
+            lambda: fl.PGSettings(gama=1),
+            (
+                "PGSettings: unknown setting 'gama'; did you mean 'gamma'? "
+                f"Known: {', '.join(field.name for field in fields(fl.PGSettings))}"
+            ),
+        ),
+        (
+            lambda: from_text("Concat(min_step=1)"),
+            "line 1: Concat: unknown setting 'min_step'. Known: batch_size",
+        ),
         (lambda: fl.Policy(Module, x=1), "Module: unknown setting 'x'. Known: o, a, width"),
         (lambda: fl.Policy(function, x=1), "function: unknown setting 'x'. Known: width"),
     ],

@@ -392,7 +392,7 @@ def test_a_queue_is_drawn_apart():
         (lambda: fl.TrainOneStep(epochs=1.5), r"TrainOneStep\.epochs: takes int, got 1\.5"),
         (
             lambda: fl.ppo("CartPole-v1", num_runners=1.5),
-            r"Runners\.num_runners: takes int, got 1\.5",
+            r"PPOSettings\.num_runners: takes int, got 1\.5",
         ),
         (lambda: fl.Evaluate(episodes=2.5), r"Evaluate\.episodes: takes int, got 2\.5"),
         (lambda: fl.RandomStart(1e3), r"RandomStart\.steps: takes int, got 1000\.0"),
