@@ -9,7 +9,7 @@ from functools import cache, wraps
 from typing import Any, Self
 
 from flowrl.core.declared import check_declared
-from flowrl.errors import SettingError, unknown
+from flowrl.graph.keywords import check_keywords
 from flowrl.graph.values import fit
 
 
@@ -23,11 +23,7 @@ class Settings:
 
     def __new__(cls, *_: Any, **named: Any) -> Self:
         """Refuse a name that is no field, before Python does without the names that there are."""
-        if dataclasses.is_dataclass(cls):
-            known = [field.name for field in dataclasses.fields(cls) if field.init]
-            for name in named:
-                if name not in known:
-                    raise SettingError(f"{cls.__name__}: {unknown('setting', name, known)}")
+        check_keywords(cls, named)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

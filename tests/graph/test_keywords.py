@@ -97,3 +97,14 @@ def test_a_misspelt_setting_is_named_with_the_nearest_one(make, message):
 )
 def test_keywords_that_a_signature_takes_or_may_take_pass(fn, names):
     check_keywords(fn, names)
+
+
+class OwnAdam(fl.Adam):
+    def __init__(self, speed):
+        super().__init__(lr=speed)
+
+
+def test_a_class_with_a_constructor_of_its_own_takes_what_that_takes():
+    assert OwnAdam(speed=0.5).lr == 0.5
+    with pytest.raises(fl.errors.SettingError, match="OwnAdam: unknown setting 'lr'. Known: speed"):
+        OwnAdam(lr=0.5)
