@@ -18,7 +18,8 @@ class Settings:
 
     A check in `__post_init__` that fails at a value of a wrong type, such as ``"4" < 1``, becomes
     the error of the field that holds it. So does a float where a whole number is wanted, such as
-    ``epochs=1.5``, which most comparisons take, and a setting that does not exist.
+    ``epochs=1.5``, which most comparisons take. A setting that does not exist is refused with the
+    names of those that do.
     """
 
     def __new__(cls, *_: Any, **named: Any) -> Self:
