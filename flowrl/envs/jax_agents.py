@@ -17,13 +17,14 @@ import numpy as np
 
 from flowrl.envs.agents import Agents, End, Turn
 from flowrl.envs.jax_envs import (
+    begun_where,
     check_same,
     class_name,
     fits,
     package,
     quiet,
     space_of,
-    where_rows,
+    typed_as,
 )
 from flowrl.errors import EnvError, SettingError, a, unknown
 from flowrl.rl.spaces import ACTION_MASK, Spaces
@@ -163,9 +164,7 @@ def advance_agents(
     _check_obs(env, after[1], "step", names)
     for part, value in zip(parts[1:], after[2:], strict=True):
         _check_single(env, "step", part, value, names, len(resets))
-    # Every environment is reset: a condition mapped over environments computes both sides.
-    fresh = begin_agents(env, bits[:, 1])
-    check_same(env, "state", fresh.state, after[0])
+    check_same(env, "state", states, after[0])
     by_part = dict(zip(parts, after[1:], strict=True))
 
     def of(part: str, dtype: Any) -> dict[str, Array]:
@@ -173,14 +172,14 @@ def advance_agents(
 
     terminated, truncated, acts = (of(part, bool) for part in parts[2:])
     going_on = Turns(
-        after[0],
+        typed_as(states, after[0]),
         {name: _as_declared(env, name, by_part["obs"][name]) for name in names},
         of("reward", jnp.float32),
         terminated,
         truncated,
         {name: acts[name] & ~terminated[name] & ~truncated[name] for name in names},
     )
-    chosen: Turns = jax.tree.map(lambda new, old: where_rows(resets, new, old), fresh, going_on)
+    chosen: Turns = begun_where(resets, lambda: begin_agents(env, bits[:, 1]), going_on)
     return chosen
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -221,10 +221,8 @@ def advance(
         EnvError: the environment returned values of a wrong number, shape or type.
     """
     after = _stepped(env, states, action, bits[:, 0])
-    # Every environment is reset: a condition mapped over environments computes both sides.
-    fresh = _begun(env, bits[:, 1])
-    check_same(env, "observation", fresh[1], after[1])
-    state, obs = jax.tree.map(lambda new, old: where_rows(done, new, old), fresh, after[:2])
+    going_on = typed_as(states, after[0]), _as_declared(env, after[1], "step")
+    state, obs = begun_where(done, lambda: begin(env, bits[:, 1]), going_on)
     reward, terminated, truncated = after[2:]
     return (
         state,
@@ -233,6 +231,25 @@ def advance(
         terminated.astype(bool) & ~done,
         truncated.astype(bool) & ~done,
     )
+
+
+def begun_where(flags: Array, begin: Callable[[], Any], others: Any) -> Any:
+    """Return what `begin` gives where a flag is set, and `others` where none is.
+
+    Args:
+        flags: ``bool[n]``.
+        begin: begins episodes in all n environments.
+        others: what the environments that go on gave, a tree of arrays ``[n, ...]`` like that of
+            `begin`.
+    """
+
+    def some() -> Any:
+        return jax.tree.map(lambda new, old: where_rows(flags, new, old), begin(), others)
+
+    # Of few environments mostly none begins. On a GPU a branch takes longer than to begin all.
+    if jax.default_backend() == "cpu":
+        return jax.lax.cond(jnp.any(flags), some, lambda: others)
+    return some()
 
 
 def advance_each(
@@ -258,14 +275,14 @@ def advance_each(
     state = jax.tree.map(lambda old, new: where_rows(over, old, new), states, after)
     return (
         state,
-        obs,
+        _as_declared(env, obs, "step"),
         jnp.where(over, 0.0, reward).astype(jnp.float32),
         (terminated.astype(bool) | truncated.astype(bool)) & ~over,
     )
 
 
 def _stepped(env: JaxEnv, states: State, action: Array, bits: Array) -> tuple[Any, ...]:
-    """Step n environments, and check what they return but for the shape of observations.
+    """Step n environments, and check what they return but for the observations.
 
     Args:
         env: one of the environments.
@@ -288,6 +305,11 @@ def _stepped(env: JaxEnv, states: State, action: Array, bits: Array) -> tuple[An
     return after
 
 
+def typed_as(like: Any, found: Any) -> Any:
+    """Return a tree of arrays in the types of another one."""
+    return jax.tree.map(lambda x, y: jnp.asarray(y).astype(x.dtype), like, found)
+
+
 def where_rows(flags: Array, a: Array, b: Array) -> Array:
     """Return the rows of `a` where a flag is set, else those of `b`, in the type of `a`."""
     a = jnp.asarray(a)
@@ -304,22 +326,25 @@ def begin(env: JaxEnv, bits: Array) -> tuple[State, Array]:
     Raises:
         EnvError: the environment returned an observation that breaks its space.
     """
-    # This makes weakly typed numbers strongly typed.
-    states, obs = jax.tree.map(
-        lambda x: jnp.asarray(x).astype(jnp.asarray(x).dtype), _begun(env, bits)
-    )
-    return states, obs
-
-
-def _begun(env: JaxEnv, bits: Array) -> tuple[State, Array]:
-    """Reset n environments, and check the shape and type of their observations."""
     begun = jax.vmap(env.reset)(jax.random.wrap_key_data(bits))
     if not isinstance(begun, tuple) or len(begun) != 2:
         raise EnvError(f"{class_name(env)}.reset must return (state, obs)")
-    for part in Spaces(env.observation_space, env.action_space).parts:
-        if wrong := part.mismatch(begun[1], "reset", batched=True, converts=fits):
+    # This makes weakly typed numbers strongly typed.
+    states = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.asarray(x).dtype), begun[0])
+    return states, _as_declared(env, begun[1], "reset")
+
+
+def _as_declared(env: JaxEnv, obs: Any, verb: str) -> Any:
+    """Return observations from `reset` or `step` in the types that batches have.
+
+    Raises:
+        EnvError: they break the space.
+    """
+    spaces = Spaces(env.observation_space, env.action_space)
+    for part in spaces.parts:
+        if wrong := part.mismatch(obs, verb, batched=True, converts=fits):
             raise EnvError(f"{class_name(env)} returned {wrong}")
-    return begun
+    return spaces.cast(obs)
 
 
 def check_same(env: Any, what: str, before: Any, after: Any) -> None:

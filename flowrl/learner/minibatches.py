@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from flowrl.core.mesh import AXIS, number
+from flowrl.core.permuting import permutation
 
 Array = Any
 Rows = dict[str, Array]
@@ -156,8 +157,7 @@ class Minibatches:
         # Devices share one key, but each shuffles in its own way.
         if self.shards > 1:
             key = jax.random.fold_in(key, number())
-        order = jax.random.permutation(key, self.rows * self.count)
-        return order.reshape(self.count, self.rows)
+        return permutation(key, self.rows * self.count).reshape(self.count, self.rows)
 
     def as_laid_out(self, x: Array, order: Array | None) -> Array:
         """Return one number a row, laid out like the field that the rows came from.

@@ -14,7 +14,7 @@ from flowrl.core.broken import NONE
 from flowrl.core.finite import finite_along
 from flowrl.core.packed_scan import scan_rows
 from flowrl.core.trees import fields_of
-from flowrl.envs.jax_envs import JaxEnv, advance, begin
+from flowrl.envs.jax_envs import JaxEnv, advance, advance_each, begin
 from flowrl.rl.normalizing import merge_moments
 from flowrl.rl.policies import Memory, Network, Weights, network
 from flowrl.rollout.handle import EVALUATED
@@ -114,7 +114,7 @@ class Core:
         return {
             "columns": {
                 "state": states,
-                "obs": self.spec.spaces().cast(obs),
+                "obs": obs,
                 "done": zeros > 0,
                 "reset": zeros == 0,
                 "carry": jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.carry),
@@ -255,7 +255,6 @@ class Core:
     def _step(self, weights: Weights) -> Callable[..., tuple[State, dict[str, Array]]]:
         """Return the function that steps all environments once, as `jax.lax.scan` calls it."""
         net, env, explore = self.network, self.env, self.spec.explore_of("")
-        spaces = self.spec.spaces()
 
         def step(now: State, random: tuple[Array, Array]) -> tuple[State, dict[str, Array]]:
             noise, bits = random
@@ -280,7 +279,7 @@ class Core:
             }
             after = {
                 "state": state,
-                "obs": spaces.cast(obs),
+                "obs": obs,
                 "done": over,
                 # After a reset comes the first observation of an episode, and with it a new carry.
                 "reset": now["done"],
@@ -377,8 +376,6 @@ class Core:
             "over": zeros > 0,
             "step": jnp.uint32(0),
         }
-        # An environment whose episode is over is reset at each further step, with a reward of 0,
-        # which adds nothing to its return.
         last = jax.lax.while_loop(
             lambda now: ~jnp.all(now["over"]) & (now["step"] < max_steps),
             lambda now: self._greedy_step(weights, key, now),
@@ -390,19 +387,16 @@ class Core:
     def _greedy_step(self, weights: Weights, key: Array, now: State) -> State:
         """Step the environments of an evaluation once."""
         net, episodes = self.network, now["over"].shape[0]
-        obs = self.spec.spaces().cast(now["obs"])
-        packed, carry = net.act(weights, obs, None, now["memory"])
-        bits = jax.random.bits(jax.random.fold_in(key, now["step"]), (episodes, 2, 2))
+        packed, carry = net.act(weights, now["obs"], None, now["memory"])
+        bits = jax.random.bits(jax.random.fold_in(key, now["step"]), (episodes, 2))
         action = net.head.to_env(net.unpack(packed)[0])
-        state, obs, reward, terminated, truncated = advance(
-            self.env, now["state"], now["over"], action, bits
-        )
+        state, obs, reward, over = advance_each(self.env, now["state"], now["over"], action, bits)
         return {
             "state": state,
             "obs": obs,
             "memory": Memory(carry, now["over"]) if net.recurrent else now["memory"],
             "return": now["return"] + reward,  # 0 where the episode is over
-            "over": now["over"] | terminated | truncated,
+            "over": now["over"] | over,
             "step": now["step"] + 1,
         }
 

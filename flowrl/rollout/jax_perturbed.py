@@ -125,20 +125,19 @@ class JaxPerturbed:
         bits = _of_lanes(jax.vmap(lambda key: jax.random.bits(key, (shape[2], 2)))(keys))
         states, obs = begin(self.core.env, bits)
         zeros = jnp.zeros(bits.shape[0], jnp.float32)
-        cast = self.spec.spaces().cast(obs)
         sums = {}
         if self._normalizes:
-            fields = fields_of("obs", cast)
+            fields = fields_of("obs", obs)
             nothing = {name: jnp.zeros(x.shape, jnp.float32) for name, x in fields.items()}
             sums = {"mean": nothing, "square": nothing}
         return {
             "state": states,
-            "obs": cast,
+            "obs": obs,
             "memory": memory_of_each(params, rest, net=self.core.network, k=shape[2]),
             "return": zeros,
             "length": zeros.astype(jnp.int32),
             "over": zeros > 0,
-            "broken": ~_finite(cast, zeros),
+            "broken": ~_finite(obs, zeros),
             "step": jnp.uint32(0),
             **sums,
         }
@@ -171,21 +170,20 @@ class JaxPerturbed:
             params, rest, obs, action_noise, now["memory"], net=net, explore=explore
         )
         action = net.head.to_env(action.reshape(lanes, *action.shape[2:]))
-        state, seen, reward, over = advance_each(
+        state, obs, reward, over = advance_each(
             self.core.env, now["state"], now["over"], action, bits
         )
-        cast = self.spec.spaces().cast(seen)
         memory = now["memory"]
         if net.recurrent:
             memory = Memory(carry, jnp.zeros_like(memory.reset))
         return {
             "state": state,
-            "obs": cast,
+            "obs": obs,
             "memory": memory,
             "return": now["return"] + reward,
             "length": now["length"] + live,
             "over": now["over"] | over,
-            "broken": now["broken"] | (live & ~_finite(cast, reward)),
+            "broken": now["broken"] | (live & ~_finite(obs, reward)),
             "step": now["step"] + 1,
             **self._sums(now, live),
         }

@@ -13,6 +13,7 @@ from flax import nnx
 
 import flowrl as fl
 from flowrl.core.items import Batch
+from flowrl.core.permuting import permutation
 from flowrl.graph.site import HereSite, Place
 from flowrl.learner.checked import all_finite
 from flowrl.rl.policies import Memory
@@ -125,7 +126,7 @@ def pg(dist, value, rows):
 def orders(key, epochs, minibatch):
     """The rows of each gradient step: every epoch goes through a new permutation of them all."""
     for one in jax.random.split(jax.random.split(key)[1], epochs):
-        yield from np.asarray(jax.random.permutation(one, STEPS)).reshape(-1, minibatch)
+        yield from np.asarray(permutation(one, STEPS)).reshape(-1, minibatch)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
