@@ -14,7 +14,7 @@ Array = Any
 def permutation(key: Array, count: int) -> Array:
     """Return the numbers from 0 to `count` - 1 in a random order, ``int32[count]``.
 
-    On CPUs XLA sorts one array of whole numbers about ten times as fast as pairs of a key and a
+    On CPUs XLA sorts one array of whole numbers about five times as fast as pairs of a key and a
     value, which `jax.random.permutation` sorts. So each number becomes the lower bits of a random
     word there, and words are sorted, as often as `rounds` says.
 
