@@ -47,3 +47,12 @@ def test_each_place_is_as_likely_for_a_number_of_many():
     # Neighbours before are no neighbours afterwards.
     together = np.abs(np.diff(found, axis=1)) == 1
     assert together.mean() < 1.2 * 2 / count
+
+
+def test_rows_of_a_round_with_equal_bits_have_a_random_order_by_the_others():
+    """Of 40,000 rows a word has 16 random bits, so a third shares them with its neighbour."""
+    count = 40_000
+    order = np.asarray(permutation(jax.random.key(7), count))
+    rising = np.mean(np.diff(order) > 0)
+    # The number of rises has a variance of a twelfth of the count.
+    assert abs(rising - 0.5) < 4 * np.sqrt(1 / 12 / count)

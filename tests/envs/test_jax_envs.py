@@ -95,6 +95,8 @@ class Wrong(Corridor):
     def step(self, state, action, key):
         state, obs, *reported = super().step(state, action, key)
         match self.way:
+            case "step's obs":
+                obs = jnp.zeros(2)
             case "reward":
                 reported[0] = reported[0][None]
             case "state":
@@ -116,6 +118,7 @@ class Wrong(Corridor):
                 r"observation_space declares float32\[1\]"
             ),
         ),
+        ("step's obs", r"Wrong returned an observation float32\[2\] from step, but its"),
         ("reward", r"Wrong\.step returned a reward of shape \[1\]; it must be a single number"),
         (
             "state",
@@ -139,6 +142,27 @@ def test_an_environment_that_breaks_its_promise_is_reported_which(way, says):
                 jnp.stack([bits, bits], 1),
             )
         )
+
+
+class Random(Corridor):
+    """Returns a number of the key that it got, from `reset` and from `step`."""
+
+    def reset(self, key):
+        return super().reset(key)[0], jax.random.uniform(key, (1,))
+
+    def step(self, state, action, key):
+        state, _, *others = super().step(state, action, key)
+        return state, jax.random.uniform(key, (1,)), *others
+
+
+@pytest.mark.parametrize("done", [(False, False), (True, False), (True, True)])
+def test_steps_and_resets_have_keys_of_their_own(done):
+    env, bits = Random(), jnp.arange(8, dtype=jnp.uint32).reshape(2, 2, 2)
+    states, _ = begin(env, bits[:, 0])
+    _, obs, *_ = advance(env, states, jnp.array(done), jnp.zeros(2, int), bits)
+    for i, over in enumerate(done):
+        key = jax.random.wrap_key_data(bits[i, int(over)])
+        assert obs[i, 0] == jax.random.uniform(key)
 
 
 @pytest.mark.system
