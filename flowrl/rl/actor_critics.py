@@ -11,7 +11,7 @@ from flax import nnx
 
 from flowrl.errors import PolicyError
 from flowrl.rl.actions import head
-from flowrl.rl.layers import Trunk, encoder
+from flowrl.rl.layers import Trunk, check_widths, encoder
 from flowrl.rl.value_networks import uniform
 
 Array = Any
@@ -61,6 +61,7 @@ class ActorCritics(nnx.Module):
             )
         if critics < 1:
             raise PolicyError(f"critics must be at least 1, got {critics}")
+        check_widths(hidden)
         self.encoder = encoder(obs_space, normalize=normalize, rngs=rngs)
         self.actor = Trunk(self.encoder.size, hidden, activation, linear=uniform, rngs=rngs)
         self.action = uniform(hidden[-1], outputs * actions.width, rngs=rngs)

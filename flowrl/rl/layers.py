@@ -137,6 +137,28 @@ def encoder(space: gym.Space[Any], *, normalize: bool, rngs: nnx.Rngs) -> Any:
     return Encoder(space, normalize=normalize)
 
 
+def check_widths(hidden: Any, *, none: bool = False) -> None:
+    """Refuse what is no widths of layers.
+
+    Args:
+        hidden: what was given for them.
+        none: whether there may be no layers (default False).
+
+    Raises:
+        PolicyError: it is no sequence of whole numbers of at least 1.
+    """
+    listed = isinstance(hidden, Sequence) and not isinstance(hidden, str)
+    if not (
+        listed
+        and (hidden or none)
+        and all(isinstance(x, int | np.integer) and x >= 1 for x in hidden)
+    ):
+        raise PolicyError(
+            "hidden must be the widths of layers, whole numbers of at least 1, such as (64, 64); "
+            f"got {hidden!r}"
+        )
+
+
 class Trunk(nnx.Module):
     """Fully connected layers, each followed by the activation.
 
@@ -149,7 +171,7 @@ class Trunk(nnx.Module):
         rngs: the random keys of the initial weights.
 
     Raises:
-        PolicyError: the activation is none of these.
+        PolicyError: the activation is none of these, or `hidden` holds no widths.
     """
 
     def __init__(
@@ -166,6 +188,7 @@ class Trunk(nnx.Module):
             raise PolicyError(
                 f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}"
             )
+        check_widths(hidden, none=True)
         self.activation = activation
         layers, make, inputs = [], first or linear, size
         for outputs in hidden:

@@ -11,7 +11,7 @@ from flax import nnx
 
 from flowrl.errors import PolicyError
 from flowrl.rl.actions import head
-from flowrl.rl.layers import Trunk, encoder
+from flowrl.rl.layers import Trunk, check_widths, encoder
 from flowrl.rl.value_networks import uniform
 
 Array = Any
@@ -55,6 +55,7 @@ class IQLNetwork(nnx.Module):
                 f"IQLNetwork is for actions in a Box, not {action_space}; "
                 "take MLP with MARWILLoss (fl.marwil) for choices"
             )
+        check_widths(hidden)
         self.encoder = encoder(obs_space, normalize=normalize, rngs=rngs)
 
         def trunk(inputs: int) -> Trunk:

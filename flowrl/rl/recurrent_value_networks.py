@@ -12,7 +12,7 @@ from flax import nnx
 from flowrl.errors import PolicyError
 from flowrl.rl.actions import head
 from flowrl.rl.images import NOT_NORMALIZED, Images, shows_images
-from flowrl.rl.layers import Trunk, encoder
+from flowrl.rl.layers import Trunk, check_widths, encoder
 from flowrl.rl.networks import CELLS, initial_carry_of
 from flowrl.rl.value_networks import uniform
 
@@ -67,6 +67,7 @@ class RecurrentQNetwork(nnx.Module):
             )
         if cell not in CELLS:
             raise PolicyError(f"cell must be one of {', '.join(CELLS)}, got {cell!r}")
+        check_widths(hidden)
         if shows_images(obs_space):
             if normalize:
                 raise PolicyError(f"RecurrentQNetwork {NOT_NORMALIZED}")

@@ -13,7 +13,7 @@ from flax import nnx
 
 from flowrl.errors import PolicyError
 from flowrl.rl.actions import head
-from flowrl.rl.layers import Heads, Trunk, encoder
+from flowrl.rl.layers import Heads, Trunk, check_widths, encoder
 from flowrl.rl.value_networks import QNetwork, uniform
 
 Array = Any
@@ -200,6 +200,7 @@ class CentralCritic(nnx.Module):
         log_std: float = 0.0,
         rngs: nnx.Rngs,
     ) -> None:
+        check_widths(hidden)
         own, state = (_part(obs_space, key, "CentralCritic", STATED) for key in ("own", "state"))
         self.own = encoder(own, normalize=normalize, rngs=rngs)
         self.state = encoder(state, normalize=normalize, rngs=rngs)

@@ -13,7 +13,7 @@ from flowrl.errors import PolicyError
 from flowrl.rl.actions import head
 from flowrl.rl.images import NOT_NORMALIZED, Images, shows_images
 from flowrl.rl.initializers import orthogonal
-from flowrl.rl.layers import Trunk, encoder
+from flowrl.rl.layers import Trunk, check_widths, encoder
 from flowrl.rl.noisy_layers import NoisyLinear
 from flowrl.rl.return_distributions import CategoricalReturns, returns_of
 
@@ -103,6 +103,7 @@ class QNetwork(nnx.Module):
             )
         convolutions = {"channels": channels, "kernels": kernels, "strides": strides}
         given = {name: values for name, values in convolutions.items() if values is not None}
+        check_widths(hidden)
         width, linear = hidden[-1], NoisyLinear if noisy else uniform
         if given or shows_images(obs_space):
             if normalize:

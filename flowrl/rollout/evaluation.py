@@ -300,6 +300,19 @@ class _Player:
         return self.chunk[step % CHUNK]
 
 
+def check_counts(episodes: Any, max_steps: Any) -> None:
+    """Refuse numbers of episodes and of their most steps that are no whole ones of at least 1.
+
+    Raises:
+        SettingError: one is.
+    """
+    if not all(isinstance(x, int | np.integer) and x >= 1 for x in (episodes, max_steps)):
+        raise SettingError(
+            "episodes and max_steps must be whole numbers of at least 1, got "
+            f"episodes={episodes!r}, max_steps={max_steps!r}"
+        )
+
+
 def play(
     env: Make,
     net: Network,
@@ -327,14 +340,10 @@ def play(
         max_steps: after so many steps an episode is cut.
 
     Raises:
-        SettingError: `episodes` or `max_steps` is below 1.
+        SettingError: `episodes` or `max_steps` is no whole number of at least 1.
         EnvError: the environment raised, or broke its declared shape or type.
     """
-    if episodes < 1 or max_steps < 1:
-        raise SettingError(
-            f"episodes and max_steps must be at least 1, got episodes={episodes}, "
-            f"max_steps={max_steps}"
-        )
+    check_counts(episodes, max_steps)
     # A single environment becomes a vector of one.
     made = one_agent(env, make_env(env, 1, wrappers, settings))
     if isinstance(made, VectorEnv):

@@ -21,7 +21,7 @@ from flowrl.rl.policies import SAMPLED, Memory, Network
 from flowrl.rl.spaces import Spaces
 from flowrl.rl.team import Scripted
 from flowrl.rollout.agents_vector import AgentsVector, Seating, Seats
-from flowrl.rollout.evaluation import CHUNK, MAX_STEPS, Evaluation, noise_of
+from flowrl.rollout.evaluation import CHUNK, MAX_STEPS, Evaluation, check_counts, noise_of
 from flowrl.rollout.scripted import ScriptedActing, check_random
 
 Array = np.ndarray[Any, Any]
@@ -221,16 +221,12 @@ def play_agents(
         sampled: whether actions are sampled, for the notes of the result.
 
     Raises:
-        SettingError: a number is below 1, the environment has one agent only, an agent has no
-            player or a player no agent, or a player can't act for its agent.
+        SettingError: a number is no whole one of at least 1, the environment has one agent only,
+            an agent has no player or a player no agent, or a player can't act for its agent.
         EnvError: the environment raised, or broke its declared shape or type.
         PolicyError: a scripted policy raised.
     """
-    if episodes < 1 or max_steps < 1:
-        raise SettingError(
-            f"episodes and max_steps must be at least 1, got episodes={episodes}, "
-            f"max_steps={max_steps}"
-        )
+    check_counts(episodes, max_steps)
     name = env_name(env)
     spaces = agents_in(env, wrappers, settings or {})
     _check_names(players, spaces, name)

@@ -615,3 +615,24 @@ def test_the_first_weights_of_many_runs_are_those_of_each_and_need_no_batches_of
     text = jax.jit(jax.vmap(net.init)).lower(keys).as_text()
     batches = [line for line in text.splitlines() if "lapack_sgeqrf" in line]
     assert batches and all('num_batch_dims = "0"' in line for line in batches)
+
+
+@pytest.mark.parametrize("hidden", [64, "64,64", (-1,), (1.5,), None, (0, 64)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda hidden: fl.ppo("CartPole-v1", policy=fl.Policy(fl.networks.MLP, hidden=hidden)),
+        lambda hidden: fl.dqn("CartPole-v1", hidden=hidden),
+        lambda hidden: fl.r2d2("CartPole-v1", hidden=hidden),
+    ],
+)
+def test_what_is_no_widths_of_layers_is_refused(make, hidden):
+    says = re.escape(f"whole numbers of at least 1, such as (64, 64); got {hidden!r}")
+    with pytest.raises(fl.errors.CheckError, match=says):
+        make(hidden).compile()
+
+
+def test_a_network_whose_heads_read_a_layer_needs_one():
+    with pytest.raises(fl.errors.CheckError, match=r"such as \(64, 64\); got \[\]"):
+        fl.dqn("CartPole-v1", hidden=[]).compile()
+    fl.ppo("CartPole-v1", policy=fl.Policy(fl.networks.MLP, hidden=())).compile()

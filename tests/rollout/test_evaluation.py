@@ -263,12 +263,17 @@ def test_an_episode_without_an_end_is_cut_counted_and_said(caplog):
     )  # it ended with the last step
 
 
-@pytest.mark.parametrize(("episodes", "max_steps"), [(0, 5), (5, 0)])
-def test_no_episodes_and_no_steps_are_refused(episodes, max_steps):
-    with pytest.raises(
-        fl.errors.SettingError, match="episodes and max_steps must be at least 1, got"
-    ):
+@pytest.mark.parametrize(
+    ("episodes", "max_steps"), [(2.5, 5), ("5", 5), (None, 5), (5, 1e4), (0, 5), (5, 0)]
+)
+def test_what_is_no_number_of_episodes_or_of_steps_is_refused(episodes, max_steps):
+    says = "episodes and max_steps must be whole numbers of at least 1, got episodes="
+    with pytest.raises(fl.errors.SettingError, match=says):
         trained(Endless).evaluate(episodes, max_steps=max_steps)
+
+
+@pytest.mark.parametrize(("episodes", "max_steps"), [(0, 5), (5, 0)])
+def test_an_operator_without_episodes_or_steps_is_refused(episodes, max_steps):
     with pytest.raises(
         fl.errors.SettingError, match="every, episodes and max_steps must be at least 1"
     ):
