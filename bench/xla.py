@@ -189,8 +189,9 @@ Written by `make bench`: {machine}.
 PPO on gymnax CartPole-v1, 64-64 networks, {scan.STEPS} steps an environment and update,
 {scan.EPOCHS} epochs of {scan.MINIBATCHES} minibatches. By hand:
 [bench/handwritten_scan.py](../../bench/handwritten_scan.py), the same maths in one scan over all
-updates, which reports the loss and the mean return of each. flowrl gives its Rows, in chunks of as
-many updates as one measurement has.{choice}
+updates, which reports the loss and the mean return of each; it shuffles by `jax.random.permutation`
+and resets every environment in every step. flowrl gives its Rows, in chunks of as many updates as
+one measurement has.{choice}
 {PAIRS} pairs in turn; the ratio is the pairs' median, lowest and highest. "Ready": the seconds from
 `fl.run(plan)` to the first chunk, and those in which `jax.jit` traces and compiles the scan.
 Nothing here comes from JAX's cache on disk.
