@@ -472,7 +472,7 @@ FAULTY = [
         "a setting that the network can't take",
         lambda: with_policy("CartPole-v1", fl.Policy(fl.networks.MLP, hidden=4)),
         "learner",
-        "'int' object is not iterable",
+        r"hidden must be the widths of layers, .*; got 4",
     ),
     (
         "a policy that is none",
