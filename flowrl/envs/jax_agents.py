@@ -164,7 +164,7 @@ def advance_agents(
     _check_obs(env, after[1], "step", names)
     for part, value in zip(parts[1:], after[2:], strict=True):
         _check_single(env, "step", part, value, names, len(resets))
-    check_same(env, "state", states, after[0])
+    check_same(env, states, after[0])
     by_part = dict(zip(parts, after[1:], strict=True))
 
     def of(part: str, dtype: Any) -> dict[str, Array]:

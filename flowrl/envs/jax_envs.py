@@ -246,7 +246,7 @@ def begun_where(flags: Array, begin: Callable[[], Any], others: Any) -> Any:
     def some() -> Any:
         return jax.tree.map(lambda new, old: where_rows(flags, new, old), begin(), others)
 
-    # Of few environments mostly none begins. On a GPU a branch takes longer than to begin all.
+    # Of few environments mostly none begins. On a GPU a branch was not measured.
     if jax.default_backend() == "cpu":
         return jax.lax.cond(jnp.any(flags), some, lambda: others)
     return some()
@@ -295,7 +295,7 @@ def _stepped(env: JaxEnv, states: State, action: Array, bits: Array) -> tuple[An
         raise EnvError(
             f"{class_name(env)}.step must return (state, obs, reward, terminated, truncated)"
         )
-    check_same(env, "state", states, after[0])
+    check_same(env, states, after[0])
     for what, value in zip(("reward", "terminated", "truncated"), after[2:], strict=True):
         if jnp.shape(value) != bits.shape[:1]:
             raise EnvError(
@@ -347,15 +347,15 @@ def _as_declared(env: JaxEnv, obs: Any, verb: str) -> Any:
     return spaces.cast(obs)
 
 
-def check_same(env: Any, what: str, before: Any, after: Any) -> None:
-    """Check that `step` returned the same tree structure, shapes and types as `reset`.
+def check_same(env: Any, before: Any, after: Any) -> None:
+    """Check that `step` returned a state of the same tree structure, shapes and types as `reset`.
 
     A loop carries what they return, so it must.
     """
     structure: Any = jax.tree.structure(before)
     if structure != (other := jax.tree.structure(after)):
         raise EnvError(
-            f"{class_name(env)}.step returned a {what} that is another tree than reset's: {other}, "
+            f"{class_name(env)}.step returned a state that is another tree than reset's: {other}, "
             f"not {structure}"
         )
     leaves_before = jax.tree_util.tree_leaves_with_path(before)
@@ -363,7 +363,7 @@ def check_same(env: Any, what: str, before: Any, after: Any) -> None:
         if jnp.shape(a) != jnp.shape(b) or not fits(jnp.result_type(b), jnp.result_type(a)):
             was, now = (f"{jnp.result_type(x)}{list(jnp.shape(x)[1:])}" for x in (a, b))
             raise EnvError(
-                f"{class_name(env)}.step returned a {what}{jax.tree_util.keystr(path)} {now}, but "
+                f"{class_name(env)}.step returned a state{jax.tree_util.keystr(path)} {now}, but "
                 f"reset's is {was}; make them equal"
             )
 
