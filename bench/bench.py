@@ -164,9 +164,9 @@ PPO on CartPole-v1, one process, 64-64 networks, 32 environments x 128 steps, 10
 128; the loop by hand is [bench/handwritten.py](../../bench/handwritten.py), with the same maths (a
 test shows that one update from one batch gives the same parameters in both). {PAIRS} turns of
 {UPDATES} updates each; of each run the median update counts, the first {SKIP} do not. The loop by
-hand draws the noise for its actions at each step; flowrl draws a rollout's in one call. It computes
-with JAX's own threads, as loops by hand do, and a second time as flowrl does here: in the one
-thread that calls.
+hand draws the noise for its actions at each step; flowrl draws a rollout's in one call. It shuffles
+by `jax.random.permutation`, flowrl by sorts of single words. It computes with JAX's own threads, as
+loops by hand do, and a second time as flowrl does here: in the one thread that calls.
 
 | | steps/s, median | lowest | highest |
 |---|---:|---:|---:|

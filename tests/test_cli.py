@@ -605,6 +605,12 @@ def test_a_mistake_is_one_clear_message_on_standard_error_and_status_2(flowrl, a
             "export here --format onnx",
             "export: unknown option --format; did you mean -o FILE.onnx?",
         ),
+        ("export here --out here.onnx", "export: unknown option --out; did you mean -o?"),
+        ("run ppo --output x", "run: unknown option --output; did you mean --out?"),
+        (
+            "run ppo --enviroment Acrobot-v1",
+            "run: unknown option --enviroment; did you mean --env?",
+        ),
         ("eval here --bogus", "eval: unknown option --bogus."),
         ("run ppo --steps 5k", "run: --steps: must be a whole number of at least 1, got 5k."),
         ("run ppo two", "run: unexpected 'two'."),

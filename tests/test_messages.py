@@ -11,6 +11,7 @@ from flax import nnx
 
 import flowrl as fl
 from flowrl.cli.main import main
+from flowrl.core.items import Row
 from flowrl.envs.jax_envs import GymnaxEnv
 from flowrl.errors import line_of
 
@@ -127,6 +128,14 @@ def test_until_is_a_function():
         fl.errors.SettingError, match="until must be a function of a Row.*got 'return_mean>=1'"
     ):
         fl.run(PPO, until="return_mean>=1")
+
+
+def test_a_column_that_a_row_lacks_gives_the_nearest():
+    row = Row({"row": 1, "return_mean": 2.0})
+    with pytest.raises(KeyError, match="unknown column 'return_men'; did you mean 'return_mean'"):
+        row["return_men"]
+    assert "return_men" not in row and row.get("return_men", 3.0) == 3.0
+    assert "return_mean" in row and row.get("return_mean") == 2.0
 
 
 def test_the_command_line_without_a_command_lists_them(capsys):

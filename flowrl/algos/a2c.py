@@ -37,6 +37,8 @@ class A2CSettings(Settings):
         vf_coef: coefficient of the value loss (default 0.5).
         ent_coef: coefficient of the entropy bonus (default 0.0).
         max_grad_norm: largest global norm of the gradients (default 0.5).
+        hidden: widths of the layers of the default policy; None: (64, 64), or 512 after the
+            convolutions of a CNN (default None).
         normalize: scale observations by running moments, in the default policy (default False).
         normalize_rewards: divide rewards by the running deviation of returns (default False).
         report_every: updates per row of results (default 50).
@@ -54,6 +56,7 @@ class A2CSettings(Settings):
     vf_coef: float = 0.5
     ent_coef: float = 0.0
     max_grad_norm: float = 0.5
+    hidden: tuple[int, ...] | None = None
     normalize: bool = False
     normalize_rewards: bool = False
     report_every: int = 50
@@ -76,7 +79,7 @@ def a2c(env: Make = "CartPole-v1", settings: A2CSettings | None = None, **change
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, A2CSettings, changes)
-    policy = s.policy or default_policy(env, normalize=s.normalize)
+    policy = s.policy or default_policy(env, normalize=s.normalize, hidden=s.hidden)
     return Graph(
         "a2c",
         runners=Runners(

@@ -40,6 +40,8 @@ class APPOSettings(IMPALASettings):
         ent_coef: coefficient of the entropy bonus (default 0.01).
         max_grad_norm: largest global norm of the gradients (default 40.0).
         report_every: updates per row of results (default 10).
+        hidden: widths of the layers of the default policy; None: (64, 64), or 512 after the
+            convolutions of a CNN (default None).
         normalize: scale observations by running moments, in the default policy (default False).
         normalize_rewards: divide rewards by the running deviation of returns (default False).
         clip_rewards: bound of rewards in training, after scaling; None: no bound (default None).

@@ -39,6 +39,7 @@ class ARSSettings(Settings):
         sampled: sample the actions of the stochastic policy, in place of greedy ones (default
             False).
         lr: learning rate, a number or a schedule such as fl.Linear (default 0.05).
+        hidden: widths of the layers of the default policy (default ()).
         normalize: scale observations by running moments, in the default policy: the paper's V2
             (default True).
         report_every: updates per row of results (default 1).
@@ -54,6 +55,7 @@ class ARSSettings(Settings):
     max_steps: int = 1000
     sampled: bool = False
     lr: Rate = 0.05
+    hidden: tuple[int, ...] = ()
     normalize: bool = True
     report_every: int = 1
     policy: Policy | None = None
@@ -74,7 +76,7 @@ def ars(env: Make = "CartPole-v1", settings: ARSSettings | None = None, **change
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, ARSSettings, changes)
-    policy = s.policy or Policy(MLP, hidden=(), normalize=s.normalize)
+    policy = s.policy or Policy(MLP, hidden=s.hidden, normalize=s.normalize)
     return Graph(
         "ars",
         runners=Runners(

@@ -39,6 +39,7 @@ class CQLSettings(Settings):
         actions: actions of each kind by which that is estimated (default 10).
         alpha: initial temperature of the entropy (default 1.0).
         target_entropy: entropy to aim at, in nats; None: minus action dimensions (default None).
+        hidden: widths of the layers of the default policy (default (256, 256)).
         normalize: scale observations by running moments, in the default policy (default False).
         buffer_size: environment steps of the dataset that memory holds (default 1_000_000).
         evaluate_every: updates between two evaluations (default 1_000).
@@ -58,6 +59,7 @@ class CQLSettings(Settings):
     actions: int = 10
     alpha: float = 1.0
     target_entropy: float | None = None
+    hidden: tuple[int, ...] = (256, 256)
     normalize: bool = False
     buffer_size: int = 1_000_000
     evaluate_every: int = 1_000
@@ -84,7 +86,7 @@ def cql(env: Make = "Pendulum-v1", settings: CQLSettings | None = None, **change
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, CQLSettings, changes)
-    policy = s.policy or Policy(SACNetwork, alpha=s.alpha, normalize=s.normalize)
+    policy = s.policy or Policy(SACNetwork, alpha=s.alpha, hidden=s.hidden, normalize=s.normalize)
     return Graph(
         "cql",
         runners=Runners(env, policy, envs_per_runner=s.envs_per_runner),

@@ -38,6 +38,8 @@ class ESSettings(Settings):
             False).
         lr: learning rate, a number or a schedule such as fl.Linear (default 0.03).
         weight_decay: coefficient of the decay of weights by Adam; 0: none (default 0.0).
+        hidden: widths of the layers of the default policy; None: (64, 64), or 512 after the
+            convolutions of a CNN (default None).
         normalize: scale observations by running moments, in the default policy (default False).
         report_every: updates per row of results (default 1).
         policy: policy to perturb and to train; None: a CNN for images, else an MLP (default None).
@@ -52,6 +54,7 @@ class ESSettings(Settings):
     sampled: bool = False
     lr: Rate = 0.03
     weight_decay: float = 0.0
+    hidden: tuple[int, ...] | None = None
     normalize: bool = False
     report_every: int = 1
     policy: Policy | None = None
@@ -72,7 +75,7 @@ def es(env: Make = "CartPole-v1", settings: ESSettings | None = None, **changes:
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, ESSettings, changes)
-    policy = s.policy or default_policy(env, normalize=s.normalize)
+    policy = s.policy or default_policy(env, normalize=s.normalize, hidden=s.hidden)
     return Graph(
         "es",
         runners=Runners(

@@ -47,6 +47,8 @@ class IMPALASettings(Settings):
         ent_coef: coefficient of the entropy bonus (default 0.01).
         max_grad_norm: largest global norm of the gradients (default 40.0).
         report_every: updates per row of results (default 10).
+        hidden: widths of the layers of the default policy; None: (64, 64), or 512 after the
+            convolutions of a CNN (default None).
         normalize: scale observations by running moments, in the default policy (default False).
         normalize_rewards: divide rewards by the running deviation of returns (default False).
         clip_rewards: bound of rewards in training, after scaling; None: no bound (default None).
@@ -69,6 +71,7 @@ class IMPALASettings(Settings):
     ent_coef: float = 0.01
     max_grad_norm: float = 40.0
     report_every: int = 10
+    hidden: tuple[int, ...] | None = None
     normalize: bool = False
     normalize_rewards: bool = False
     clip_rewards: float | None = None
@@ -92,7 +95,7 @@ def impala(
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, IMPALASettings, changes)
-    policy = s.policy or default_policy(env, normalize=s.normalize)
+    policy = s.policy or default_policy(env, normalize=s.normalize, hidden=s.hidden)
     loss = VTraceLoss(
         gamma=s.gamma, vtrace_lambda=s.vtrace_lambda, vf_coef=s.vf_coef, ent_coef=s.ent_coef
     )

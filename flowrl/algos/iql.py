@@ -37,6 +37,7 @@ class IQLSettings(Settings):
         n_step: environment steps of each return (default 1).
         expectile: which expectile of the critics the value is, from 0 to 1 (default 0.7).
         beta: how much the advantage counts, the inverse temperature (default 3.0).
+        hidden: widths of the layers of the default policy (default (256, 256)).
         normalize: scale observations by running moments, in the default policy (default False).
         buffer_size: environment steps of the dataset that memory holds (default 1_000_000).
         evaluate_every: updates between two evaluations (default 1_000).
@@ -54,6 +55,7 @@ class IQLSettings(Settings):
     n_step: int = 1
     expectile: float = 0.7
     beta: float = 3.0
+    hidden: tuple[int, ...] = (256, 256)
     normalize: bool = False
     buffer_size: int = 1_000_000
     evaluate_every: int = 1_000
@@ -80,7 +82,7 @@ def iql(env: Make = "Pendulum-v1", settings: IQLSettings | None = None, **change
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, IQLSettings, changes)
-    policy = s.policy or Policy(IQLNetwork, normalize=s.normalize)
+    policy = s.policy or Policy(IQLNetwork, hidden=s.hidden, normalize=s.normalize)
     return Graph(
         "iql",
         runners=Runners(env, policy, envs_per_runner=s.envs_per_runner),

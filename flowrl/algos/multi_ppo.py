@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from flowrl.algos.default import widths
 from flowrl.algos.ppo import PPOSettings, ppo
 from flowrl.algos.separate import policy_names, separated
 from flowrl.algos.settings import given
@@ -46,6 +47,8 @@ class MultiPPOSettings(Settings):
         ent_coef: coefficient of the entropy bonus (default 0.0).
         target_kl: KL divergence in nats; 1.5 times it ends an update; None: never (default None).
         max_grad_norm: largest global norm of the gradients (default 0.5).
+        hidden: widths of the layers of the default policy; None: (64, 64), or 512 after the
+            convolutions of a CNN (default None).
         normalize: scale observations by running moments, in the default policy (default False).
         normalize_rewards: divide rewards by the running deviation of returns (default False).
         clip_rewards: bound of rewards in training, after scaling; None: no bound (default None).
@@ -70,6 +73,7 @@ class MultiPPOSettings(Settings):
     ent_coef: float = 0.0
     target_kl: float | None = None
     max_grad_norm: float = 0.5
+    hidden: tuple[int, ...] | None = None
     normalize: bool = False
     normalize_rewards: bool = False
     clip_rewards: float | None = None
@@ -101,7 +105,7 @@ def multi_ppo(
     env = WithState(env) if s.central_critic else env
     policy = s.policy
     if policy is None and s.central_critic:
-        policy = Policy(CentralCritic, normalize=s.normalize)
+        policy = Policy(CentralCritic, normalize=s.normalize, **widths(s.hidden))
     same = {field.name: getattr(s, field.name) for field in fields(PPOSettings)}
     graph = ppo(env, PPOSettings(**{**same, "policy": policy})).rename("multi_ppo")
     if names := policy_names(env, s.policies):

@@ -36,6 +36,8 @@ class PGSettings(Settings):
         gae_lambda: weight of longer advantage estimates: 0 one step, 1 full returns (default 0.97).
         vf_coef: coefficient of the value loss (default 0.5).
         ent_coef: coefficient of the entropy bonus (default 0.0).
+        hidden: widths of the layers of the default policy; None: (64, 64), or 512 after the
+            convolutions of a CNN (default None).
         normalize: scale observations by running moments, in the default policy (default False).
         normalize_rewards: divide rewards by the running deviation of returns (default False).
         clip_rewards: bound of rewards in training, after scaling; None: no bound (default None).
@@ -51,6 +53,7 @@ class PGSettings(Settings):
     gae_lambda: float = 0.97
     vf_coef: float = 0.5
     ent_coef: float = 0.0
+    hidden: tuple[int, ...] | None = None
     normalize: bool = False
     normalize_rewards: bool = False
     clip_rewards: float | None = None
@@ -72,7 +75,7 @@ def pg(env: Make = "CartPole-v1", settings: PGSettings | None = None, **changes:
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, PGSettings, changes)
-    policy = s.policy or default_policy(env, normalize=s.normalize)
+    policy = s.policy or default_policy(env, normalize=s.normalize, hidden=s.hidden)
     return Graph(
         "pg",
         runners=Runners(

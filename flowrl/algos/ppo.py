@@ -47,6 +47,8 @@ class PPOSettings(Settings):
         ent_coef: coefficient of the entropy bonus (default 0.0).
         target_kl: KL divergence in nats; 1.5 times it ends an update; None: never (default None).
         max_grad_norm: largest global norm of the gradients (default 0.5).
+        hidden: widths of the layers of the default policy; None: (64, 64), or 512 after the
+            convolutions of a CNN (default None).
         normalize: scale observations by running moments, in the default policy (default False).
         normalize_rewards: divide rewards by the running deviation of returns (default False).
         clip_rewards: bound of rewards in training, after scaling; None: no bound (default None).
@@ -68,6 +70,7 @@ class PPOSettings(Settings):
     ent_coef: float = 0.0
     target_kl: float | None = None
     max_grad_norm: float = 0.5
+    hidden: tuple[int, ...] | None = None
     normalize: bool = False
     normalize_rewards: bool = False
     clip_rewards: float | None = None
@@ -89,7 +92,7 @@ def ppo(env: Make = "CartPole-v1", settings: PPOSettings | None = None, **change
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, PPOSettings, changes)
-    policy = s.policy or default_policy(env, normalize=s.normalize)
+    policy = s.policy or default_policy(env, normalize=s.normalize, hidden=s.hidden)
     loss = PPOLoss(
         clip_ratio=s.clip_ratio,
         value_clip=s.value_clip,

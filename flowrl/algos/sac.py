@@ -49,6 +49,7 @@ class SACSettings(Settings):
         n_step: environment steps of each return (default 1).
         alpha: initial temperature of the entropy (default 1.0).
         target_entropy: entropy to aim at, in nats; None: minus action dimensions (default None).
+        hidden: widths of the layers of the default policy (default (256, 256)).
         normalize: scale observations by running moments, in the default policy (default False).
         normalize_rewards: divide sampled rewards by the running deviation of returns (default
             False).
@@ -74,6 +75,7 @@ class SACSettings(Settings):
     n_step: int = 1
     alpha: float = 1.0
     target_entropy: float | None = None
+    hidden: tuple[int, ...] = (256, 256)
     normalize: bool = False
     normalize_rewards: bool = False
     report_every: int = 200
@@ -95,7 +97,7 @@ def sac(env: Make = "Pendulum-v1", settings: SACSettings | None = None, **change
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, SACSettings, changes)
-    policy = s.policy or Policy(SACNetwork, alpha=s.alpha, normalize=s.normalize)
+    policy = s.policy or Policy(SACNetwork, alpha=s.alpha, hidden=s.hidden, normalize=s.normalize)
     explore = RandomStart(s.random_steps) if s.random_steps else Sampled()
     return Graph(
         "sac",

@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from flowrl.rl.actor_critics import SACNetwork
 from flowrl.rl.networks import MLP
-from flowrl.rl.offline_networks import IQLNetwork
 from flowrl.rl.optimizers import Linear
 from flowrl.rl.policies import Policy
 
@@ -246,11 +244,11 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "target_update_every": 200,
     },
     ("sac", "Pendulum-v1"): {"lr": 1e-3},
-    ("iql", "Pendulum-v1"): {"lr": 1e-3, "policy": Policy(IQLNetwork, hidden=(64, 64))},
+    ("iql", "Pendulum-v1"): {"lr": 1e-3, "hidden": (64, 64)},
     ("cql", "Pendulum-v1"): {
         "lr": 1e-3,
         "actions": 4,
-        "policy": Policy(SACNetwork, hidden=(64, 64)),
+        "hidden": (64, 64),
     },
     ("multi_ppo", "pettingzoo:mpe2.simple_spread_v3"): {
         "central_critic": True,

@@ -14,8 +14,13 @@ from flowrl.errors import unknown
 CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", re.DOTALL)
 """What argparse says of a value that is none of those known: the argument, it, and those."""
 
-MEANT = {"--format": "-o FILE.onnx", "--output": "-o", "--total-timesteps": "--steps"}
-"""Options that other programs have, and what is meant by them where a command has that."""
+MEANT = {
+    "--format": ("-o FILE.onnx",),
+    "--out": ("-o",),
+    "--output": ("--out", "-o"),
+    "--total-timesteps": ("--steps",),
+}
+"""Options of other programs or commands, and what is meant by them where a command has that."""
 LIKE = 0.6
 """How alike two options must be, from 0 to 1, for one to be suggested in the place of the other."""
 
@@ -45,11 +50,14 @@ class Parser(argparse.ArgumentParser):
             return f"unexpected {' '.join(rest)!r}"
         option = option.partition("=")[0]
         known = [name for action in self._actions for name in action.option_strings]
-        meant = MEANT.get(option, "")
-        if meant.partition(" ")[0] not in known:
+        meant = next((x for x in MEANT.get(option, ()) if x.partition(" ")[0] in known), "")
+        if not meant:
             # Dashes would make all of them alike.
             names = {name.lstrip("-"): name for name in known}
-            near = difflib.get_close_matches(option.lstrip("-"), names, n=1, cutoff=LIKE)
+            word = option.lstrip("-")
+            # A longer word of which an option is the beginning, such as --environment, is like it.
+            near = [name for name in names if len(name) > 1 and word.startswith(name)]
+            near = near or difflib.get_close_matches(word, names, n=1, cutoff=LIKE)
             meant = names[near[0]] if near else ""
         if meant:
             return f"unknown option {option}; did you mean {meant}?"

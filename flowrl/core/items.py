@@ -384,7 +384,17 @@ class Row(Mapping[str, float]):
         self._values = dict(values)
 
     def __getitem__(self, name: str) -> float:
-        return self._values[name]
+        try:
+            return self._values[name]
+        except KeyError:
+            raise KeyError(unknown("column", name, self._values)) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the number of a column, or the default where the row has no such column."""
+        return self._values.get(name, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

@@ -1,6 +1,7 @@
 """Stock graphs take their own settings, and say so."""
 
 import dataclasses
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -23,6 +24,22 @@ def test_settings_of_another_kind_are_refused_by_name(name, wrong):
         match=r"settings must be fl\.\w+Settings\(\.\.\.\), got (\{'lr'|Adam)",
     ):
         getattr(fl, name)("CartPole-v1", wrong)
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_widths_reach_every_policy_of_a_graph(name):
+    found = re.findall(r"\bhidden=(\(.*?\))", str(getattr(fl, name)(hidden=(8, 4))))
+    assert found and set(found) == {"(8, 4)"}
+
+
+def test_images_take_one_width():
+    class Screens(Clockwork):
+        observation_space = gym.spaces.Box(0, 255, (50, 50, 3), np.uint8)
+
+    graph = fl.ppo(Screens, hidden=(32,))
+    assert graph.resources["learner"].policy == fl.Policy(fl.networks.CNN, hidden=32)
+    with pytest.raises(fl.errors.SettingError, match=r"one layer after.*got \(64, 64\)"):
+        fl.ppo(Screens, hidden=(64, 64))
 
 
 STOCK_SETTINGS = {
@@ -69,7 +86,8 @@ def test_single_settings_are_keywords_and_names_of_other_libraries_lead_to_ours(
     both = fl.ppo("CartPole-v1", fl.PPOSettings(lr=1e-2), epochs=3)
     assert both == fl.ppo("CartPole-v1", fl.PPOSettings(lr=1e-2, epochs=3))
     known = {"learning_rate": "lr", "n_steps": "rollout_length", "ent_coeff": "ent_coef"}
-    for foreign, ours in {**known, "num_envs": "envs_per_runner", "lrr": "lr"}.items():
+    more = {"num_envs": "envs_per_runner", "lrr": "lr", "net_arch": "hidden"}
+    for foreign, ours in {**known, **more}.items():
         with pytest.raises(fl.errors.SettingError, match=f"'{foreign}'; did you mean '{ours}'"):
             fl.ppo("CartPole-v1", **{foreign: 1})
     for foreign, ours in {"noise_stdev": "sigma", "n_delta": "pairs", "n_top": "top"}.items():
