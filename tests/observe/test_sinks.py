@@ -81,7 +81,8 @@ def test_the_log_of_a_failed_run_says_why(tmp_path):
         fl.run(PPO, out=tmp_path / "run", until=lambda row: row["nothing"]) as run,
     ):
         list(run)
-    assert lines(tmp_path / "run/events.jsonl")[-1]["error"] == "KeyError: 'nothing'"
+    error = lines(tmp_path / "run/events.jsonl")[-1]["error"]
+    assert error.startswith("KeyError: \"unknown column 'nothing'. Known: row, ")
     assert not (tmp_path / "run/rows.csv").exists()
 
 
