@@ -595,6 +595,17 @@ def test_a_mistake_is_one_clear_message_on_standard_error_and_status_2(flowrl, a
     assert "Traceback" not in err
 
 
+def test_a_setting_that_changes_nothing_is_named(capsys):
+    mine = ("--set", "policy=Policy(networks.MLP, hidden=(8,))", "--set", "hidden=(64,)")
+    for settings, end in (
+        ((*mine, "--set", "epochs=3"), "epochs=3, of which hidden changes nothing\n"),
+        ((*mine, "--set", "normalize=True"), "of which hidden, normalize change nothing\n"),
+        (("--set", "hidden=(64,)", "--set", "lr=0.001"), "set hidden=(64,), lr=0.001\n"),
+    ):
+        assert main(["plan", "ppo", *settings]) == 0
+        assert capsys.readouterr().err.endswith(end)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -147,6 +147,25 @@ class Config:
         )
         return config
 
+    def idle(self, before: Config) -> list[str]:
+        """Return the settings that differ from those of another config and yet change nothing.
+
+        Such is a setting of the default policy beside a policy of one's own.
+
+        Args:
+            before: a config of the same graph.
+
+        Raises:
+            FlowrlError: the graph can't be built.
+        """
+        graph = self.build()
+        return [
+            name
+            for name, old in before.settings.items()
+            if self.settings[name] != old
+            and replace(self, settings={**self.settings, name: old}).build() == graph
+        ]
+
     def build(self) -> Graph:
         """Build the graph.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from flowrl.envs.gym_envs import Make, probe
@@ -36,7 +37,7 @@ def default_policy(env: Make, *, normalize: bool, hidden: tuple[int, ...] | None
         )
     if not images:
         return Policy(MLP, normalize=normalize, **widths(hidden))
-    if hidden is not None and len(hidden) != 1:
+    if hidden is not None and not (isinstance(hidden, Sequence) and len(hidden) == 1):
         raise SettingError(
             "hidden: the policy for images is a CNN with one layer after the convolutions, so it "
             f"takes one width, such as hidden=(256,); got {hidden!r}"

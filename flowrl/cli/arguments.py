@@ -159,18 +159,21 @@ def _config_of(args: argparse.Namespace) -> tuple[Config, str]:
 
     changes = changes_of(args.changes, args.allow)
     if args.loaded is None:
-        config = Config.of(
-            args.graph, env=args.env, tuned=not args.untuned, imports=args.imports
-        ).changed(changes)
-        env = config.env
-        best = {} if args.untuned or env is None else tuned(args.graph, env)
-        return config, _settings_text(best, changes)
-    config = _with_env(args.loaded, args.env)
-    config = replace(config, imports=args.imports)
-    said = f"settings of {args.config}"
-    if changes:
-        said += f", {_set_text(changes)}"
-    return config.changed(changes), said
+        config = Config.of(args.graph, env=args.env, tuned=not args.untuned, imports=args.imports)
+        best = {} if args.untuned or config.env is None else tuned(args.graph, config.env)
+        said = "default settings"
+        if best:
+            said = f"tuned settings ({', '.join(f'{k}={v}' for k, v in best.items())})"
+    else:
+        config = replace(_with_env(args.loaded, args.env), imports=args.imports)
+        said = f"settings of {args.config}"
+    if not changes:
+        return config, said
+    changed = config.changed(changes)
+    said += f", set {', '.join(f'{k}={v}' for k, v in changes)}"
+    if idle := changed.idle(config):
+        said += f", of which {', '.join(idle)} {'changes' if len(idle) == 1 else 'change'} nothing"
+    return changed, said
 
 
 def _with_env(config: Config, env: str | None) -> Config:
@@ -204,21 +207,6 @@ def _runtime_name(args: argparse.Namespace) -> str | None:
             f"name a runtime with --runtime, or repeat that run without --save-config"
         )
     return getattr(args, "runtime", None)
-
-
-def _settings_text(best: Mapping[str, Any], changes: Sequence[tuple[str, Any]]) -> str:
-    """Say which settings a graph has."""
-    text = "default settings"
-    if best:
-        text = f"tuned settings ({', '.join(f'{k}={v}' for k, v in best.items())})"
-    if changes:
-        text += f", {_set_text(changes)}"
-    return text
-
-
-def _set_text(changes: Sequence[tuple[str, Any]]) -> str:
-    """Say what ``--set`` changed."""
-    return f"set {', '.join(f'{k}={v}' for k, v in changes)}"
 
 
 def _registered_since(before: Mapping[str, Any]) -> list[str]:

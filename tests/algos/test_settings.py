@@ -38,8 +38,11 @@ def test_images_take_one_width():
 
     graph = fl.ppo(Screens, hidden=(32,))
     assert graph.resources["learner"].policy == fl.Policy(fl.networks.CNN, hidden=32)
-    with pytest.raises(fl.errors.SettingError, match=r"one layer after.*got \(64, 64\)"):
-        fl.ppo(Screens, hidden=(64, 64))
+    for wrong in ((64, 64), 64):
+        with pytest.raises(
+            fl.errors.SettingError, match=rf"one layer after.*got {re.escape(str(wrong))}$"
+        ):
+            fl.ppo(Screens, hidden=wrong)
 
 
 STOCK_SETTINGS = {
