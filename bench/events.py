@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ from flowrl.observe.sinks import EventLog
 
 ROOT = Path(__file__).parents[1]
 ITEMS, NODES, TURNS = 1_000, 10, 40
-PAIRS, SECONDS = 6, 6.0
+SETS, TURNS_OF_RUNS, SECONDS = 5, 4, 1.5
+NOTHING, TABLE, TRACED, ALL = SEEN = (
+    "nothing", "table and log", "table, log and trace", "all of it",
+)  # fmt: skip
 
 
 class Source(fl.extend.Stateless):
@@ -101,41 +105,60 @@ def hops(kind: type[Loop], observers: Sequence[Any] = ()) -> Callable[[], float]
     return once
 
 
-def run(name: str, runtime: str, seeing: bool, seed: int) -> float:
-    """Steps a second, from the tenth row on: by then all is compiled, for traced updates too."""
+def begun(name: str, runtime: str, seen: str, folder: Path, stack: ExitStack) -> Any:
+    """A run that is beyond its tenth row: by then all is compiled, for traced updates too.
+
+    Args:
+        name: of the graph.
+        runtime: on which it runs.
+        seen: what is on: one of `SEEN`.
+        folder: a new one for what it writes.
+        stack: what ends the run.
+    """
     settings = {"ppo": fl.PPOSettings, "impala": fl.IMPALASettings}[name](
         **tuned(name, "CartPole-v1")
     )
     graph = getattr(fl, name)("CartPole-v1", settings)
-    with tempfile.TemporaryDirectory() as folder:
-        out, more = Path(folder) / "run", {}
-        if seeing:
-            console = Console(file=io.StringIO(), force_terminal=True, width=120)
-            observers = [
-                Progress(console),
-                fl.Csv(Path(folder) / "rows.csv"),
-                fl.TensorBoard(Path(folder) / "board"),
-            ]
-            more = {
-                "out": out,
-                "observers": observers,
-                "trace": Path(folder) / "trace.json",
-                "record": fl.Record(every=50),
-            }
-        with fl.run(graph, runtime=runtime, seed=seed, **more) as going:
-            first = [next(going) for _ in range(10)][-1]
-            began = time.perf_counter()
-            while time.perf_counter() - began < SECONDS:
-                row = next(going)
-            return (row["env_steps"] - first["env_steps"]) / (time.perf_counter() - began)
+    more: dict[str, Any] = {}
+    if seen != NOTHING:
+        console = Console(file=io.StringIO(), force_terminal=True, width=120)
+        log = EventLog()
+        log.open(folder)
+        more = {"observers": [Progress(console), log]}
+    if seen in (TRACED, ALL):
+        more["trace"] = folder / "trace.json"
+    if seen == ALL:
+        more["observers"] += [fl.Csv(folder / "rows.csv"), fl.TensorBoard(folder / "board")]
+        more |= {"out": folder / "run", "record": fl.Record(every=50)}
+    going = stack.enter_context(fl.run(graph, runtime=runtime, seed=0, **more))
+    for _ in range(10):
+        next(going)
+    return going
 
 
-def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and its 95 % interval by the bootstrap."""
-    rng = np.random.default_rng(0)
-    medians = np.median(rng.choice(ratios, (10_000, len(ratios))), axis=1)
-    low, high = np.quantile(medians, (0.025, 0.975))
-    return statistics.median(ratios), float(low), float(high)
+def turn(going: Any) -> tuple[float, float]:
+    """The steps of a run in its turn, and the seconds that they took."""
+    began, steps = time.perf_counter(), going.counts()["trained_steps"]
+    while time.perf_counter() - began < SECONDS:
+        next(going)
+    return going.counts()["trained_steps"] - steps, time.perf_counter() - began
+
+
+def rates(name: str, runtime: str) -> list[float]:
+    """The steps a second of one set of runs, one for each of `SEEN`, that go on in turn."""
+    measured = np.zeros((len(SEEN), 2))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        runs = []
+        # What is traced is made last: clocks that are made meanwhile keep spans too.
+        for number, seen in enumerate(SEEN):
+            (folder / str(number)).mkdir()
+            runs.append(begun(name, runtime, seen, folder / str(number), stack))
+        for number in range(TURNS_OF_RUNS):
+            # Each comes first, second, third and last equally often.
+            for each in np.roll(range(len(SEEN)), number):
+                measured[each] += turn(runs[each])
+    return [float(rate) for rate in measured[:, 0] / measured[:, 1]]
 
 
 def main() -> None:
@@ -160,19 +183,16 @@ def main() -> None:
     whole = []
     for name, runtime in (("ppo", "local"), ("impala", "local"), ("ppo", "ray"), ("impala", "ray")):
         ratios = []
-        for i in range(PAIRS):
-            both = {
-                seeing: run(name, runtime, seeing, i)
-                for seeing in ((True, False) if i % 2 else (False, True))
-            }
-            ratios.append(both[True] / both[False])
-            print(
-                f"  {name}, {runtime}, pair {i + 1} of {PAIRS}: {both[True]:,.0f} and "
-                f"{both[False]:,.0f}, ratio {ratios[-1]:.3f}",
-                flush=True,
-            )
-        middle, low, high = interval(ratios)
-        whole.append(f"| {name}, {runtime} | **{middle:.3f}** ({low:.3f} to {high:.3f}) |")
+        for number in range(SETS):
+            nothing, *others = rates(name, runtime)
+            ratios.append([other / nothing for other in others])
+            text = ", ".join(f"{ratio:.3f}" for ratio in ratios[-1])
+            print(f"  {name}, {runtime}, set {number + 1} of {SETS}: {text}", flush=True)
+        cells = [
+            f"**{np.median(each):.3f}** ({min(each):.3f} to {max(each):.3f})"
+            for each in zip(*ratios, strict=True)
+        ]
+        whole.append(f"| {name}, {runtime} | {' | '.join(cells)} |")
     machine = (
         f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, jax "
         f"{jax.__version__}"
@@ -196,12 +216,14 @@ dropped, counted and logged.
 
 ## Whole runs
 
-CartPole-v1 with tuned settings: with the table, the log, CSV, TensorBoard, a trace, a saved run and
-a record of every 50th update, beside a run with none of it. Ratios of steps a second in {PAIRS}
-pairs in turn, {SECONDS:.0f} s each: the median, and its 95 % bootstrap interval.
+CartPole-v1 with tuned settings: runs with the table and the log (JSONL), with a trace too, and with
+all there is: CSV, TensorBoard, a saved run and a record of every 50th update as well. Each is
+beside a run with none of it. The four are alive at the same time and go on in turn, {SECONDS:g} s
+each, {TURNS_OF_RUNS} times; the ratios are those of their steps a second. The median of {SETS} such
+sets, and their range: two runs of the same settings differ by up to 3 %, however long they go on.
 
-| | with all of it : without |
-|---|---:|
+| | {" | ".join(f"{seen} : nothing" for seen in SEEN[1:])} |
+|---|---:|---:|---:|
 {chr(10).join(whole)}
 """
     (ROOT / "docs/benchmarks/events.md").write_text(text, encoding="utf-8")

@@ -55,10 +55,13 @@ class FlowrlError(Exception):
         super().__init__(message, where)
         self.message = message
         self.where = where
+        self.of = ""
+        """The class of the value that is wrong, which stands for an address until there is one."""
         self.facts = facts
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.message}" if self.where else self.message
+        where = self.where or self.of
+        return f"{where}: {self.message}" if where else self.message
 
     def at(self, where: str) -> FlowrlError:
         """Set the address unless a deeper caller has set it, and return the error.

@@ -436,7 +436,12 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
             ["plan", "ppo", "--set", "trian.epochs=3"],
             "ppo: unknown node or resource 'trian'; did you mean 'train'?",
         ),
-        (["plan", "ppo", "--set", "epochs=many"], "ppo.epochs: takes int, got 'many'"),
+        (
+            ["plan", "ppo", "--set", "policy.hidden=[3]"],
+            "policy is a setting of ppo and is given whole: policy=..., or hidden=...",
+        ),
+        (["plan", "ppo", "--set", "policy.x=3"], "ppo and is given whole: policy=...\n"),
+        (["plan", "ppo", "--set", "epochs=many"], "ppo.epochs: takes a whole number, got 'many'"),
         (["plan", "ppo", "--set", "train.epochs=0"], "ppo.train: epochs must be at least 1, got 0"),
         (
             ["plan", "ppo", "--set", "lr=Linaer(1e-3, 0, 9)"],
@@ -455,7 +460,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         ),
         (
             ["plan", "ppo", "--set", "lr=Linear(1e-3, 0, 0)"],
-            "--set lr: line 1: steps of a schedule must be at least 1, got 0",
+            "--set lr: line 1: Linear: steps of a schedule must be at least 1, got 0",
         ),
         (
             ["plan", "ppo", "--set", "lr=Linear(-1, 0, 9)"],
@@ -467,15 +472,15 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         ),
         (
             ["plan", "ppo", "--set", "lr=Adam()"],
-            "ppo.lr: takes float or Linear(...) or Cosine(...), got Adam(lr=",
+            "ppo.lr: takes a number or Linear(...) or Cosine(...), got Adam(lr=",
         ),
         (
             ["plan", "ppo", "--set", "lr=fast"],
-            "ppo.lr: takes float or Linear(...) or Cosine(...), got 'fast'",
+            "ppo.lr: takes a number or Linear(...) or Cosine(...), got 'fast'",
         ),
         (
             ["plan", "ppo", "--set", "learner.optimizer.lr=Adam()"],
-            "ppo.learner.optimizer.lr: takes float or Linear(...) or Cosine(...), got Adam(lr=",
+            "ppo.learner.optimizer.lr: takes a number or Linear(...) or Cosine(...), got Adam(lr=",
         ),
         (
             ["plan", "ppo", "--set", "lr=__import__('os').system('touch x')"],
@@ -679,7 +684,7 @@ def test_folders_of_other_users_do_not_hide_a_missing_run():
             "fl.Replay(num_slots=3)",
             "Replay: unknown setting 'num_slots'; did you mean 'n_step'? Known: ",
         ),
-        ("fl.Concat(1.5)", "Concat.batch_size: takes int, got 1.5 (mistaken.py:5)\n"),
+        ("fl.Concat(1.5)", "Concat.batch_size: takes a whole number, got 1.5 (mistaken.py:5)\n"),
         ("1 / 0", "ZeroDivisionError: division by zero (mistaken.py:5)\n(--debug shows more)"),
         ("json.loads('{')", "(mistaken.py:5)\n(--debug shows more)"),
     ],

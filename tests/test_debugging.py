@@ -193,7 +193,7 @@ def test_a_condition_that_does_not_hold_and_one_of_the_last_row():
             "set takes an address and a value, such as set train.epochs 4; got 'train.epochs'",
         ),
         ("set train.epoch 4", "ppo.train: unknown setting 'epoch'; did you mean 'epochs'?"),
-        ("set train.epochs many", "ppo.train.epochs: takes int, got 'many'"),
+        ("set train.epochs many", "ppo.train.epochs: takes a whole number, got 'many'"),
         (
             "set train.minibatch_size 100",
             "minibatch_size=100 does not divide the batch of 64 steps",

@@ -146,7 +146,7 @@ def test_what_can_not_be_set_is_reported(three):
             0.3,
         ): r"unknown setting 'learner.loss.clip_ratoi'; did you mean 'learner.loss.clip_ratio'\?",
         ("adv.gamma", 0.9): "A rerun begins with the batch, so only what trains on it can be set",
-        ("train.epochs", 1.5): "train.epochs: takes int, got 1.5",
+        ("train.epochs", 1.5): "train.epochs: takes a whole number, got 1.5",
         ("train.minibatch_size", 7): "minibatch_size=7 does not divide the batch of 32 steps",
         (
             "learner.policy.hidden",

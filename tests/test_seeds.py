@@ -115,7 +115,7 @@ def test_a_run_that_fails_is_named_at_the_end_and_ends_no_other(script, monkeypa
     bad = 1 - good
     failed = next(line for line in err.splitlines() if f"  seed {bad} failed: " in line)
     assert "raised in step" in failed and "OSError: the simulator is gone" in failed
-    assert "IQM" in err and "bin/flowrl compare many" in err
+    assert "interquartile mean" in err and "bin/flowrl compare many" in err
     monkeypatch.delenv("FAILS")
     assert main([*words, "--seed", str(good), "--out", "alone"]) == 0
     assert rows("alone") == rows(f"many/seed-{good}") and len(rows("alone")) == len(printed) > 1
@@ -148,7 +148,9 @@ def test_ctrl_c_ends_and_saves_all_runs(tmp_path):
         fl.load(tmp_path / f"many/seed-{seed}")
         about = json.loads((tmp_path / f"many/seed-{seed}/run.json").read_text())
         assert about["ended"]["reason"] == "interrupted" and about["seed"] == seed
-    assert "IQM" in said and "compare many" in said.replace(str(tmp_path) + os.sep, "")
+    assert "interquartile mean" in said and "compare many" in said.replace(
+        str(tmp_path) + os.sep, ""
+    )
 
 
 @pytest.mark.system

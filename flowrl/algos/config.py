@@ -22,6 +22,7 @@ from flowrl.algos.named import (
     imports_for,
     loaded,
     parse_value,
+    with_field,
 )
 from flowrl.algos.tuned import tuned as tuned_settings
 from flowrl.core.new_files import write_new
@@ -184,7 +185,7 @@ class Config:
         graph = build(source, env, {}, changes)
         for name, value in self.fields.items():
             try:
-                graph = graph.set(name, value)
+                graph = with_field(source, graph, name, value)
             except FlowrlError as error:
                 if name in self.origin:
                     error.message, error.where = str(error), self.origin[name]

@@ -355,8 +355,29 @@ def build(
             settings[name] = fitted(source, name, value)
     graph = source.graph(env, settings)
     for name, value in fields:
-        graph = graph.set(name, value)
+        graph = with_field(source, graph, name, value)
     return graph
+
+
+def with_field(source: Source, graph: Graph, name: str, value: Any) -> Graph:
+    """Return a graph with one field changed.
+
+    Args:
+        source: where the graph comes from.
+        graph: the graph.
+        name: the address of the field, such as ``learner.loss.clip_ratio``.
+        value: the new value.
+
+    Raises:
+        SettingError: there is no such field, or it can't take the value.
+    """
+    head, _, part = name.partition(".")
+    parts = {*graph.resources, *(node.name for node in graph.nodes)}
+    if head in source.settings and head not in parts:
+        other = f", or {part}=..." if part in source.settings else ""
+        text = f"{head} is a setting of {source.name} and is given whole: {head}=...{other}"
+        raise SettingError(text, f"{source.name}.{name}")
+    return graph.set(name, value)
 
 
 def fitted(source: Source, name: str, value: Any) -> Any:

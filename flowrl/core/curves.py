@@ -172,12 +172,14 @@ class Curves:
         names = [str(end["group"]) or self._only_name() for end in endings]
         head = f"{column}, last row"
         wide = max([28, len(head) + 2, *(len(name) + 2 for name in names)])
-        lines = [f"{head:<{wide}}{'runs':>6}{'steps':>14}{'IQM':>12}{'95 % interval':>24}"]
+        lines = [
+            f"{head:<{wide}}{'runs':>6}{'steps':>14}{'interquartile mean':>20}{'95 % interval':>24}"
+        ]
         for name, end in zip(names, endings, strict=True):
             interval = "-"
             if math.isfinite(end["low"]):
                 interval = f"{_number(end['low'])} to {_number(end['high'])}"
-            numbers = f"{end['runs']:>6}{end['steps']:>14,.0f}{_number(end['iqm']):>12}"
+            numbers = f"{end['runs']:>6}{end['steps']:>14,.0f}{_number(end['iqm']):>20}"
             lines.append(f"{name:<{wide}}{numbers}{interval:>24}")
         return "\n".join(lines) + "\n"
 

@@ -8,6 +8,12 @@ from typing import Any
 
 from flowrl.core.clock import Reading
 
+INLINE_BYTES = 2**16
+"""Weights up to this size go to a worker in another process with each call that needs them.
+
+Larger ones go to its node, once for all of its workers.
+"""
+
 
 class Done:
     """A future that is done.

@@ -9,6 +9,7 @@ from functools import cache, wraps
 from typing import Any, Self
 
 from flowrl.core.declared import check_declared
+from flowrl.errors import FlowrlError
 from flowrl.graph.keywords import check_keywords
 from flowrl.graph.values import fit
 
@@ -41,7 +42,10 @@ class Settings:
 
 
 def _named(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return checks of a value's fields whose TypeError becomes that of a field of a wrong type."""
+    """Return checks of a value's fields, whose errors name its class.
+
+    A TypeError becomes the error of a field of a wrong type.
+    """
 
     @wraps(check)
     def checked(value: Any) -> None:
@@ -49,6 +53,9 @@ def _named(check: Callable[[Any], None]) -> Callable[[Any], None]:
             check(value)
         except TypeError:
             _refuse_types(value)
+            raise
+        except FlowrlError as error:
+            error.of = error.of or type(value).__name__
             raise
         _refuse_floats(value)
 

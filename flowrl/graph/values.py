@@ -26,11 +26,13 @@ from flowrl.errors import FlowrlError, GraphError, SaveError, SettingError, unkn
 from flowrl.graph.keywords import check_keywords
 from flowrl.graph.names import harmless, name_of, own_class, public, public_names
 
-PLAIN = (int, float, bool, str, type(None))
-"""The types of plain settings.
+PLAIN = {
+    int: "a whole number", float: "a number", bool: "True or False", str: "a text",
+    type(None): "None",
+}  # fmt: skip
+"""The types of plain settings, in words.
 
-`fit` holds them to their annotation, but for an int where a float is wanted, and `to_text` writes
-them as literals.
+`fit` holds them to their annotation, and `to_text` writes them as literals.
 """
 _UNFIT: Any = object()
 
@@ -235,7 +237,7 @@ def _in_words(option: Any) -> list[str]:
         known = {name.rpartition(".")[2]: name for name in public_names()}
         kinds = [known[k.__name__] for k in option.__subclasses__() if k.__name__ in known]
         return [f"{name}(...)" for name in kinds] or [option.__name__]
-    return [getattr(option, "__name__", str(option))]
+    return [PLAIN.get(option, getattr(option, "__name__", str(option)))]
 
 
 # -- to text ---------------------------------------------------------------------------------------

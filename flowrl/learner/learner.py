@@ -37,8 +37,8 @@ from flowrl.rollout.handle import RunnersHandle
 from flowrl.rollout.local_chain import action_values_of, values_of
 
 Array = Any
-TRACED = 8
-"""With tracing on, the epochs of every eighth update are reported, for reporting takes time."""
+TRACED = 32
+"""With tracing on, the epochs of one update in so many are reported, for reporting takes time."""
 
 
 class LearnerHandle(Handle):

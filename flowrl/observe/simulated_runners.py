@@ -6,6 +6,7 @@ import random
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from flowrl.core.workers import INLINE_BYTES
 from flowrl.observe.pass_costs import RunnerCost
 from flowrl.observe.virtual_time import Process, Servers, Signal, World
 
@@ -103,8 +104,8 @@ class SimulatedRunners:
         """Given whenever a result has arrived."""
         self.published = 0
         """The policy version of the newest weights."""
-        self.node_has = [0] * cluster.nodes
-        """By node: the policy version of the newest weights that it got."""
+        self.newest_at: Counter[tuple[str, int]] = Counter()
+        """By place, a node or runner: the policy version of the newest weights that came there."""
         self.received = 0
         """Rollouts that were received."""
         self.service = 0.0
@@ -145,8 +146,10 @@ class SimulatedRunners:
                 yield self.requested[index]
             version = self.requests[index].popleft()
             # The object store of a node gets a version once, whoever asks for it there.
-            if node and version > self.node_has[node]:
-                self.node_has[node] = version
+            small = self.cost.weight_bytes <= INLINE_BYTES
+            place = ("runner", index) if small else ("node", node)
+            if node and version > self.newest_at[place]:
+                self.newest_at[place] = version
                 yield from self.machines.distribute(self.cost.weight_bytes)
             seconds = usual * self._variation()
             computing = seconds * self.cost.cpu / SLICES

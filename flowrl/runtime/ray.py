@@ -12,12 +12,13 @@ from functools import partial
 from typing import Any, ClassVar, cast
 
 import jax
+import numpy as np
 import ray
 
 from flowrl.core.clock import Reading, traced
 from flowrl.core.events import Stream
 from flowrl.core.remote import RemoteArray
-from flowrl.core.workers import Done
+from flowrl.core.workers import INLINE_BYTES, Done
 from flowrl.errors import RunError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
@@ -35,7 +36,7 @@ from flowrl.runtime.placement import (
     check_place,
     saved_place,
 )
-from flowrl.runtime.ray_calls import Pending, PendingPacked, cause_of
+from flowrl.runtime.ray_calls import Pending, PendingPacked, Pickled, cause_of
 from flowrl.runtime.ray_keepers import (
     CLOSING_SECONDS,
     node_amounts,
@@ -126,9 +127,16 @@ class RayWorkers:
         return len(self.calls)
 
     def put(self, value: Any) -> Any:
-        """Put a value into Ray's object store once, from the process that has it."""
-        home = next(homes_of(value), None)
-        return home.make(value).ref if home else ray.put(jax.device_get(value))
+        """Return a value as calls may have it for an argument, which is made once for all of them.
+
+        A small one goes with the call itself: what lies in Ray's object store has to be looked up
+        for each call, which takes longer. From a process that is not this one it goes there.
+        """
+        if (home := next(homes_of(value), None)) is not None:
+            return home.make(value).ref
+        value = jax.device_get(value)
+        small = sum(np.asarray(x).nbytes for x in jax.tree.leaves(value)) <= INLINE_BYTES
+        return Pickled(value) if small else ray.put(value)
 
     def submit(self, index: int, method: str, *args: Any) -> Pending:
         """Call a method of one worker, and return its pending result."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +21,20 @@ HUNG_SECONDS = 60.0
 """How long it may take to answer that."""
 CONNECTIONS = ("Gloo", "NCCL")
 """What the errors of XLA name that come from a lost connection between processes."""
+
+
+class Pickled:
+    """An argument that is pickled once, for all calls that have it.
+
+    Args:
+        value: the argument, as the called function gets it.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle.loads, (self.data,)
 
 
 class Pending:

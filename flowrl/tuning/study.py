@@ -21,7 +21,7 @@ from flowrl.core.importing import forbid_while_importing
 from flowrl.envs.gym_envs import Make
 from flowrl.errors import FlowrlError, RunError, SettingError, unknown
 from flowrl.graph.graph import Graph
-from flowrl.graph.values import to_text
+from flowrl.graph.values import PLAIN, to_text
 from flowrl.observe.about import runtime_settings
 from flowrl.observe.sinks import columns
 from flowrl.run_arguments import as_runtime, check_seed
@@ -353,7 +353,7 @@ def _check_effect(job: Job, name: str, trials: Sequence[Mapping[str, Point]]) ->
 def _refused(name: str, space: Space, error: SettingError) -> str:
     """Return what is wrong with a space of which the graph does not take every value."""
     text = f"search ({name}={space}): {error}"
-    if isinstance(space, Uniform) and "int" in error.facts.get("wanted", "").split(" or "):
+    if isinstance(space, Uniform) and PLAIN[int] in error.facts.get("wanted", "").split(" or "):
         text += f"; randint({math.ceil(space.low)}, {math.floor(space.high)}) gives whole numbers"
     return text
 

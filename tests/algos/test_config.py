@@ -230,7 +230,7 @@ def test_what_is_changed_later_wins_in_its_order():
         ("graph: ppo\nseeds: 2.5", "c.yaml: seeds: must be a whole number of at least 1"),
         ("graph: ppo\nsettings: {lr: '{[1]: 2}'}", "lr: '{[1]: 2}' is no value: unhashable type"),
         (f"graph: ppo\nsettings: {{lr: '{'-' * 90_000}1'}}", "lr: its brackets or signs are nest"),
-        ("graph: ppo\nsettings: {<<: {lr: fast}}", "c.yaml: settings.lr: takes float or Linear"),
+        ("graph: ppo\nsettings: {<<: {lr: fast}}", "c.yaml: settings.lr: takes a number or Linear"),
         ("graph: ppo\nsettings: {<<: {lr: 1}, lr: 1, lr: 2}", "the key 'lr' stands twice"),
         (
             "graph: a.b.py:f",
@@ -249,8 +249,11 @@ def test_what_is_changed_later_wins_in_its_order():
             "graph: ppo\nsettings: {learning_rate: 1e-3}",
             "c.yaml: settings.learning_rate: unknown setting 'learning_rate'; did you mean 'lr'?",
         ),
-        ("graph: ppo\nsettings: {lr: fast}", "c.yaml: settings.lr: takes float or Linear(...)"),
-        ("graph: ppo\nsettings: {epochs: 2.5}", "c.yaml: settings.epochs: takes int, got 2.5"),
+        ("graph: ppo\nsettings: {lr: fast}", "c.yaml: settings.lr: takes a number or Linear(...)"),
+        (
+            "graph: ppo\nsettings: {epochs: 2.5}",
+            "settings.epochs: takes a whole number, got 2.5",
+        ),
         ("graph: ppo\nsettings: {lr: 2020-01-01}", "settings.lr: YAML reads this as a date; if"),
         ("graph: ppo\nsettings: {lr: Linaer(1)}", "settings.lr: line 1: unknown name 'Linaer'"),
         ("graph: ppo\nsettings: {3: 1}", "c.yaml: settings: its key 3 is no text"),
@@ -260,7 +263,7 @@ def test_what_is_changed_later_wins_in_its_order():
         ),
         (
             "graph: ppo\nfields: {train.epochs: many}",
-            "c.yaml: fields.train.epochs: ppo.train.epochs: takes int, got 'many'",
+            "c.yaml: fields.train.epochs: ppo.train.epochs: takes a whole number, got 'many'",
         ),
     ],
 )
@@ -301,7 +304,7 @@ def test_a_file_is_never_written_over(capsys):
 def test_an_unknown_change_is_an_error_at_once():
     with pytest.raises(SettingError, match="ppo: unknown setting 'epoch'; did you mean 'epochs'"):
         fl.Config.of("ppo", changes={"epoch": 3})
-    with pytest.raises(SettingError, match="ppo.epochs: takes int, got 'x'"):
+    with pytest.raises(SettingError, match="ppo.epochs: takes a whole number, got 'x'"):
         fl.Config.of("ppo").changed({"epochs": "x"})
 
 

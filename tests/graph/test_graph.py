@@ -353,12 +353,16 @@ BAD_SETTINGS = [
     ("train.epoch", 3, "g.train: unknown setting 'epoch'; did you mean 'epochs'"),
     ("tran.epochs", 3, "g: unknown node or resource 'tran'; did you mean 'train'"),
     ("lerner.loss", 3, "g: unknown node or resource 'lerner'; did you mean 'learner'"),
-    ("train.epochs", "3", "g.train.epochs: takes int, got '3'"),
-    ("train.epochs", 2.5, "g.train.epochs: takes int, got 2.5"),
-    ("train.epochs", True, "g.train.epochs: takes int, got True"),
+    ("train.epochs", "3", "g.train.epochs: takes a whole number, got '3'"),
+    ("train.epochs", 2.5, "g.train.epochs: takes a whole number, got 2.5"),
+    ("train.epochs", True, "g.train.epochs: takes a whole number, got True"),
     ("train.epochs", 0, "g.train: epochs must be at least 1, got 0"),
-    ("train.minibatch_size", "all", "g.train.minibatch_size: takes int or NoneType, got 'all'"),
-    ("learner.loss.clip_ratio", "wide", "g.learner.loss.clip_ratio: takes float, got 'wide'"),
+    (
+        "train.minibatch_size",
+        "all",
+        "g.train.minibatch_size: takes a whole number or None, got 'all'",
+    ),
+    ("learner.loss.clip_ratio", "wide", "g.learner.loss.clip_ratio: takes a number, got 'wide'"),
     ("learner.loss.clip_ratio", -1, "g.learner.loss: clip_ratio must be above 0, got -1.0"),
     (
         "learner.loss.clop_ratio",
@@ -370,7 +374,7 @@ BAD_SETTINGS = [
     ("runners.policy", 3, "g.runners.policy: takes Policy or Team, got 3"),
     ("runners.polcy.hidden", 3, "g.runners: unknown setting 'polcy'; did you mean 'policy'"),
     ("runners.envs_per_runner", -1, "g.runners: envs_per_runner must be at least 1, got -1"),
-    ("sync.learner", 3, "g.sync.learner: takes str, got 3"),
+    ("sync.learner", 3, "g.sync.learner: takes a text, got 3"),
 ]
 
 

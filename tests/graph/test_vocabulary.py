@@ -385,24 +385,39 @@ def test_a_queue_is_drawn_apart():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: fl.Concat(batch_size="4096"), r"Concat\.batch_size: takes int, got '4096'"),
-        (lambda: fl.Advantages(gamma="0.99"), r"Advantages\.gamma: takes float, got '0.99'"),
-        (lambda: v.Opponents(2.5), r"Opponents\.size: takes int, got 2\.5"),
-        (lambda: fl.Concat(4096.0), r"Concat\.batch_size: takes int, got 4096\.0"),
-        (lambda: fl.TrainOneStep(epochs=1.5), r"TrainOneStep\.epochs: takes int, got 1\.5"),
+        (
+            lambda: fl.Concat(batch_size="4096"),
+            r"Concat\.batch_size: takes a whole number, got '4096'",
+        ),
+        (lambda: fl.Advantages(gamma="0.99"), r"Advantages\.gamma: takes a number, got '0.99'"),
+        (lambda: v.Opponents(2.5), r"Opponents\.size: takes a whole number, got 2\.5"),
+        (lambda: fl.Concat(4096.0), r"Concat\.batch_size: takes a whole number, got 4096\.0"),
+        (
+            lambda: fl.TrainOneStep(epochs=1.5),
+            r"TrainOneStep\.epochs: takes a whole number, got 1\.5",
+        ),
         (
             lambda: fl.ppo("CartPole-v1", num_runners=1.5),
-            r"PPOSettings\.num_runners: takes int, got 1\.5",
+            r"PPOSettings\.num_runners: takes a whole number, got 1\.5",
         ),
-        (lambda: fl.Evaluate(episodes=2.5), r"Evaluate\.episodes: takes int, got 2\.5"),
-        (lambda: fl.RandomStart(1e3), r"RandomStart\.steps: takes int, got 1000\.0"),
-        (lambda: fl.Replay(buffer_size="4"), r"Replay\.buffer_size: takes int, got '4'"),
-        (lambda: fl.Adam("3e-4"), r"Adam\.lr: takes float or Linear.*, got '3e-4'"),
-        (lambda: fl.losses.PPOLoss(clip_ratio="x"), r"PPOLoss\.clip_ratio: takes float, got 'x'"),
-        (lambda: fl.EpsilonGreedy("1"), r"EpsilonGreedy\.start: takes float, got '1'"),
-        (lambda: fl.ppo("CartPole-v1", num_runners="2"), r"Runners\.num_runners: takes int"),
+        (lambda: fl.Evaluate(episodes=2.5), r"Evaluate\.episodes: takes a whole number, got 2\.5"),
+        (lambda: fl.RandomStart(1e3), r"RandomStart\.steps: takes a whole number, got 1000\.0"),
+        (lambda: fl.Replay(buffer_size="4"), r"Replay\.buffer_size: takes a whole number, got '4'"),
+        (lambda: fl.Adam("3e-4"), r"Adam\.lr: takes a number or Linear.*, got '3e-4'"),
+        (
+            lambda: fl.losses.PPOLoss(clip_ratio="x"),
+            r"PPOLoss\.clip_ratio: takes a number, got 'x'",
+        ),
+        (lambda: fl.EpsilonGreedy("1"), r"EpsilonGreedy\.start: takes a number, got '1'"),
+        (
+            lambda: fl.ppo("CartPole-v1", num_runners="2"),
+            r"Runners\.num_runners: takes a whole number",
+        ),
+        (lambda: fl.Adam(lr=-1), "^Adam: lr must be from 0 to"),
+        (lambda: fl.Adam(b1=2.0), "^Adam: b1 must be from 0 to"),
+        (lambda: fl.losses.PPOLoss(clip_ratio=-1), "^PPOLoss: clip_ratio must be above 0"),
     ],
 )
-def test_a_value_of_a_wrong_type_is_named_with_its_field(make, says):
+def test_a_wrong_value_is_named_with_its_class_and_field(make, says):
     with pytest.raises(fl.errors.SettingError, match=says):
         make()

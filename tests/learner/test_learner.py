@@ -490,10 +490,10 @@ def test_a_batch_that_does_not_say_which_rows_are_valid_has_all_valid():
     [
         (
             {"policy": fl.networks.MLP},
-            r"^policy must be fl.Policy\(ModuleClass, \*\*settings\), got <class .*MLP'>$",
+            r"^Learner: policy must be fl.Policy\(ModuleClass, \*\*settings\), got <class .*MLP'>$",
         ),
-        ({"loss": fl.losses.PPOLoss}, "^loss must be one such as fl.losses.PPOLoss"),
-        ({"optimizer": "adam"}, "^optimizer must be one such as fl.Adam"),
+        ({"loss": fl.losses.PPOLoss}, "^Learner: loss must be one such as fl.losses.PPOLoss"),
+        ({"optimizer": "adam"}, "^Learner: optimizer must be one such as fl.Adam"),
     ],
     ids=["policy", "loss", "optimizer"],
 )

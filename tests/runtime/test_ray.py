@@ -1,6 +1,7 @@
 """What is Ray's alone: starting, joining, failing to start, interrupts, and a clean end."""
 
 import os
+import pkgutil
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 import flowrl as fl
 from conftest import RAY, runner_pids
 from environments import Clockwork, Faulty
+from flowrl.core.workers import INLINE_BYTES
 
 pytestmark = pytest.mark.ray
 
@@ -403,12 +405,17 @@ def test_no_process_is_left_where_the_driver_is_killed():
 
 
 @pytest.mark.usefixtures("ray_up")
-def test_weights_are_put_once_a_version_and_their_bytes_are_those_of_the_plan(monkeypatch):
-    import ray
-
-    put, there = [], ray.put
-    monkeypatch.setattr(ray, "put", lambda value: put.append(value) or there(value))
-    graph = impala()
+@pytest.mark.parametrize(
+    ("hidden", "where", "name"),
+    [((64, 64), "flowrl.runtime.ray.Pickled", "small"), ((256, 256), "ray.put", "large")],
+    ids=["small", "large"],
+)
+def test_weights_are_packed_once_a_version_and_their_bytes_are_those_of_the_plan(
+    hidden, where, name, monkeypatch
+):
+    put, there = [], pkgutil.resolve_name(where)
+    monkeypatch.setattr(where, lambda value: put.append(value) or there(value))
+    graph = fl.impala("CartPole-v1", rollout_length=20, batch_size=160, hidden=hidden)
     plan = graph.compile()
     with fl.run(plan, runtime=RAY) as run:
         for _ in range(4):
@@ -417,6 +424,7 @@ def test_weights_are_put_once_a_version_and_their_bytes_are_those_of_the_plan(mo
     versions = [int(version) for _, version in weights]
     assert versions == list(range(len(versions))) and len(versions) >= row["updates"]
     per_version = sum(x.nbytes for part in weights[-1][0] for x in part.values())
+    assert name == ("small" if per_version <= INLINE_BYTES else "large")
     assert per_version == plan.per_row("weight_bytes") / plan.per_row("publishes")
     assert run.counts()["weight_bytes"] == per_version * run.counts()["publishes"]
 

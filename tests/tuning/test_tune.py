@@ -165,7 +165,7 @@ def test_trials_that_differ_in_numbers_are_one_program_and_one_with_nan_fails_al
         ({"search": {"lrr": fl.Uniform(0, 1)}}, "unknown setting 'lrr'; did you mean 'lr'"),
         (
             {"search": {"epochs": fl.Uniform(1, 4)}},
-            r"search \(epochs=uniform\(.*\)\): .*takes int, got 1\.0; randint\(1, 4\) gives",
+            r"search \(epochs=uniform\(.*\)\): .*a whole number, got 1\.0; randint\(1, 4\) gives",
         ),
         ({"settings": {"lr": 1}}, "lr is searched, so it can't be set as well"),
         ({"metric": "return"}, "unknown column 'return'; did you mean 'return_mean'"),
