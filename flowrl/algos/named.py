@@ -372,7 +372,8 @@ def with_field(source: Source, graph: Graph, name: str, value: Any) -> Graph:
         SettingError: there is no such field, or it can't take the value.
     """
     head, _, part = name.partition(".")
-    parts = {*graph.resources, *(node.name for node in graph.nodes)}
+    # A node of a chain has a dot in its name.
+    parts = {each.partition(".")[0] for each in (*graph.resources, *(n.name for n in graph.nodes))}
     if head in source.settings and head not in parts:
         other = f", or {part}=..." if part in source.settings else ""
         text = f"{head} is a setting of {source.name} and is given whole: {head}=...{other}"
