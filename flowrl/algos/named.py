@@ -373,7 +373,8 @@ def with_field(source: Source, graph: Graph, name: str, value: Any) -> Graph:
     """
     head, _, part = name.partition(".")
     # A node of a chain has a dot in its name.
-    parts = {each.partition(".")[0] for each in (*graph.resources, *(n.name for n in graph.nodes))}
+    names = [*graph.resources, *(node.name for node in graph.nodes)]
+    parts = {each.partition(".")[0] for each in names}
     if head in source.settings and head not in parts:
         other = f", or {part}=..." if part in source.settings else ""
         text = f"{head} is a setting of {source.name} and is given whole: {head}=...{other}"

@@ -372,7 +372,9 @@ def test_there_is_no_stop_without_target_kl():
 
 @pytest.mark.parametrize("clip", [0, -0.1])
 def test_clip_must_be_positive(clip):
-    with pytest.raises(fl.errors.SettingError, match=rf"^clip_ratio must be above 0, got {clip}$"):
+    with pytest.raises(
+        fl.errors.SettingError, match=rf"^PPOLoss: clip_ratio must be above 0, got {clip}$"
+    ):
         fl.losses.PPOLoss(clip_ratio=clip)
 
 
