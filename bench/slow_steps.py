@@ -182,9 +182,9 @@ command to the first trained batch.
 |---|---:|---:|---:|---:|---:|
 {chr(10).join(lines)}
 
-A request costs 4 to 5 ms of the cores besides its steps, of which Ray needs 3 ms for an empty call
-that carries these weights; weights of up to 64 kB go with the call itself, because to look them up
-in the object store takes 1 ms more.
+Besides its steps a request costs about 6 ms of the cores, its share of the updates included; Ray
+needs 3 ms of them for an empty call that carries these weights. Weights of up to 64 kB go with the
+call itself, because to look them up in the object store takes 1 ms more.
 
 Runners that share a process act each by itself. A trial in which a runner took along all that
 waited while another one acted found nobody waiting in 93 of 100 calls here (3,390 steps/s, without
