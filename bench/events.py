@@ -33,7 +33,7 @@ from flowrl.observe.sinks import EventLog
 ROOT = Path(__file__).parents[1]
 ITEMS, NODES, TURNS = 1_000, 10, 40
 SETS, TURNS_OF_RUNS, SECONDS = 5, 4, 1.5
-NOTHING, TABLE, TRACED, ALL = SEEN = (
+NOTHING, _, TRACED, ALL = SEEN = (
     "nothing", "table and log", "table, log and trace", "all of it",
 )  # fmt: skip
 

@@ -67,7 +67,7 @@ class Workers(Protocol):
     def __len__(self) -> int: ...
 
     def put(self, value: Any) -> Any:
-        """Make a value ready to be passed to many calls: it is sent once, then referred to."""
+        """Return a value as many calls may have it for an argument, made ready once for all."""
 
     def submit(self, index: int, method: str, *args: Any) -> Future:
         """Call a method of one worker, and return the future result."""

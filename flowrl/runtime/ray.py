@@ -130,7 +130,7 @@ class RayWorkers:
         """Return a value as calls may have it for an argument, which is made once for all of them.
 
         A small one goes with the call itself: what lies in Ray's object store has to be looked up
-        for each call, which takes longer. From a process that is not this one it goes there.
+        for each call, which takes longer. What another process holds goes from there to the store.
         """
         if (home := next(homes_of(value), None)) is not None:
             return home.make(value).ref

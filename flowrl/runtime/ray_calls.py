@@ -34,6 +34,7 @@ class Pickled:
         self.data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Ray pickles this object with each call, and the call's process gets the argument itself.
         return pickle.loads, (self.data,)
 
 

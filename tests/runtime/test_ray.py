@@ -406,12 +406,12 @@ def test_no_process_is_left_where_the_driver_is_killed():
 
 @pytest.mark.usefixtures("ray_up")
 @pytest.mark.parametrize(
-    ("hidden", "where", "name"),
-    [((64, 64), "flowrl.runtime.ray.Pickled", "small"), ((256, 256), "ray.put", "large")],
+    ("hidden", "where"),
+    [((64, 64), "flowrl.runtime.ray.Pickled"), ((256, 256), "ray.put")],
     ids=["small", "large"],
 )
 def test_weights_are_packed_once_a_version_and_their_bytes_are_those_of_the_plan(
-    hidden, where, name, monkeypatch
+    hidden, where, monkeypatch
 ):
     put, there = [], pkgutil.resolve_name(where)
     monkeypatch.setattr(where, lambda value: put.append(value) or there(value))
@@ -424,7 +424,7 @@ def test_weights_are_packed_once_a_version_and_their_bytes_are_those_of_the_plan
     versions = [int(version) for _, version in weights]
     assert versions == list(range(len(versions))) and len(versions) >= row["updates"]
     per_version = sum(x.nbytes for part in weights[-1][0] for x in part.values())
-    assert name == ("small" if per_version <= INLINE_BYTES else "large")
+    assert (where == "ray.put") == (per_version > INLINE_BYTES)
     assert per_version == plan.per_row("weight_bytes") / plan.per_row("publishes")
     assert run.counts()["weight_bytes"] == per_version * run.counts()["publishes"]
 
