@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from flowrl.errors import SettingError, unknown
+from flowrl.errors import SettingError
 
 S = TypeVar("S")
+
+OF_DEFAULT_POLICY = ("hidden", "normalize", "dueling")
+"""The settings that describe the policy which a stock graph takes where none is given."""
 
 
 def given(settings: S | None, kind: type[S], changes: Mapping[str, Any]) -> S:
@@ -20,12 +23,17 @@ def given(settings: S | None, kind: type[S], changes: Mapping[str, Any]) -> S:
         changes: single settings by name, which the caller gave as keyword arguments.
 
     Raises:
-        SettingError: the settings are not a `kind`, or it has no setting of such a name.
+        SettingError: the settings are not a `kind`, it has no setting of such a name, or one of the
+            changes describes the default policy although another one is given.
     """
     if settings is not None and not isinstance(settings, kind):
         raise SettingError(f"settings must be fl.{kind.__name__}(...), got {settings!r}")
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
-    for name in changes:
-        if name not in names:
-            raise SettingError(unknown("setting", name, names))
-    return replace(kind() if settings is None else settings, **changes)  # type: ignore[type-var]
+    changed = replace(kind() if settings is None else settings, **changes)  # type: ignore[type-var]
+    # A dataclass keeps the default of each field at the class.
+    idle = [x for x in OF_DEFAULT_POLICY if x in changes and changes[x] != getattr(kind, x)]
+    if idle and getattr(changed, "policy", None) is not None:
+        raise SettingError(
+            f"{idle[0]} describes the default policy, in whose place another one is given; "
+            f"write it there: policy=fl.Policy(..., {idle[0]}={changes[idle[0]]!r})"
+        )
+    return changed

@@ -419,12 +419,18 @@ class Ring(Keeping):
         if 4 * self.count < written:
             return self.random.choice(np.flatnonzero(usable), n)
         # Where most slots are usable it is quicker to pick from all, and drop those that are not.
-        slots = self.random.integers(0, written, n + n // 8 + 4)
-        slots = slots[usable[slots]]
+        slots = self._any_slots(written, n + n // 8 + 4)
+        slots = slots[usable.take(slots)]
         while len(slots) < n:
-            more = self.random.integers(0, written, 2 * n)
-            slots = np.concatenate([slots, more[usable[more]]])
+            more = self._any_slots(written, 2 * n)
+            slots = np.concatenate([slots, more[usable.take(more)]])
         return slots[:n]
+
+    def _any_slots(self, written: int, n: int) -> Array:
+        """Return n of the slots below `written`, usable or not."""
+        # A share below 1 of a whole number never rounds up to it, and `integers` takes twice as
+        # long for a few numbers.
+        return (self.random.random(n) * written).astype(np.int64)
 
     @REPLAY
     def prioritize(self, slots: Array, stamps: Array, priorities: Array) -> dict[str, int]:

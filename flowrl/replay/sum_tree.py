@@ -62,9 +62,9 @@ class SumTree(Keeping):
         """Set the weights of slots; of a slot that is named twice, the last one counts."""
         self.leaves[slots] = weights
         blocks = slots // WIDE
-        self.blocks[blocks] = self._by_block[blocks].sum(1)
-        tops = slots // WIDE**2
-        self.tops[tops] = self._by_top[tops].sum(1)
+        self.blocks[blocks] = np.add.reduce(self._by_block.take(blocks, axis=0), 1)
+        tops = blocks // WIDE
+        self.tops[tops] = np.add.reduce(self._by_top.take(tops, axis=0), 1)
 
     @property
     def total(self) -> float:
@@ -84,9 +84,15 @@ class SumTree(Keeping):
         mass = shares * sums[-1]
         # Rounding may carry a mass up to the total, after which there is no slot.
         top = sums.searchsorted(np.minimum(mass, _below(sums[-1])), side="right")
-        block, mass = _within(self._by_top, top, mass - (sums - self.tops)[top])
-        slot, _ = _within(self._by_block, block, mass)
-        return slot
+        mass -= (sums - self.tops).take(top)
+        block, before = _within(self._by_top, top, mass)
+        return _within(self._by_block, block, mass - before)[0]
+
+
+@cache
+def _starts(n: int) -> Array:
+    """Return where each of n rows begins among the numbers of all of them."""
+    return np.arange(0, n * WIDE, WIDE)
 
 
 def _within(rows: Array, row: Array, mass: Array) -> tuple[Array, Array]:
@@ -98,14 +104,16 @@ def _within(rows: Array, row: Array, mass: Array) -> tuple[Array, Array]:
         mass: ``[n]``.
 
     Returns:
-        The indices of the numbers, counted over all rows ``[n]``, and the mass left there ``[n]``.
+        The indices of the numbers, counted over all rows ``[n]``, and the sums of their rows before
+        them ``[n]``.
     """
-    sums = rows[row].cumsum(axis=1)
-    # `numpy.clip` takes several times as long for a few numbers.
+    # Few numbers at a time: what counts is how often NumPy is called, and by which way.
+    numbers = rows.take(row, axis=0)
+    sums = numbers.cumsum(axis=1)
     mass = np.minimum(np.maximum(mass, 0.0), _below(sums[:, -1]))
-    at = (sums <= mass[:, None]).sum(1)
-    index = row * WIDE + at
-    return index, mass - (sums[np.arange(len(at)), at] - rows.reshape(-1)[index])
+    at = (sums > mass[:, None]).argmax(1)
+    found = _starts(len(at)) + at
+    return row * WIDE + at, sums.ravel().take(found) - numbers.ravel().take(found)
 
 
 def _below(x: Any) -> Any:

@@ -32,6 +32,23 @@ def test_widths_reach_every_policy_of_a_graph(name):
     assert found and set(found) == {"(8, 4)"}
 
 
+@pytest.mark.parametrize(
+    ("name", "setting"), [("ppo", "hidden"), ("sac", "hidden"), ("dqn", "dueling")]
+)
+def test_what_describes_the_default_policy_is_refused_beside_another_one(name, setting):
+    make, kind = getattr(fl, name), STOCK_SETTINGS[name]
+    policy = make("CartPole-v1").resources["learner"].policy
+    wrong = {"hidden": (8,), "dueling": True}[setting]
+    for given in ({"policy": policy}, {"settings": kind(policy=policy)}):
+        with pytest.raises(
+            fl.errors.SettingError,
+            match=rf"{setting} describes the default policy.*Policy\(\.\.\., {setting}=",
+        ):
+            make("CartPole-v1", **given, **{setting: wrong})
+    same = make("CartPole-v1", policy=policy, **{setting: getattr(kind, setting)})
+    assert same.resources["learner"].policy == policy
+
+
 def test_images_take_one_width():
     class Screens(Clockwork):
         observation_space = gym.spaces.Box(0, 255, (50, 50, 3), np.uint8)
