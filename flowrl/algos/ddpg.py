@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from flowrl.algos.settings import given
-from flowrl.algos.td3 import td3
+from flowrl.algos.td3 import TD3Settings, td3
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
 from flowrl.graph.settings import Settings
@@ -80,5 +80,5 @@ def ddpg(env: Make = "Pendulum-v1", settings: DDPGSettings | None = None, **chan
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, DDPGSettings, changes)
-    mine = {field.name: getattr(s, field.name) for field in fields(s)}
-    return td3(env, **mine, critics=1, policy_delay=1, target_noise=0.0).rename("ddpg")
+    as_td3 = TD3Settings(**vars(s), critics=1, policy_delay=1, target_noise=0.0)
+    return td3(env, as_td3).rename("ddpg")

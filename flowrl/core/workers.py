@@ -13,6 +13,12 @@ INLINE_BYTES = 2**16
 
 Larger ones go to its node, once for all of its workers.
 """
+PROCESSES_PER_CORE = 2
+"""Processes of runners on Ray per core.
+
+In fewer of them runners wait for one another, since one thread of a process runs Python code at a
+time; more of them only take longer to start.
+"""
 
 
 class Done:

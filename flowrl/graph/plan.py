@@ -275,7 +275,12 @@ class Plan:
 
     def a_row(self, number: int, word: str) -> str:
         """Return a number in the steady period as a rate, such as ``2 calls a row``."""
-        return f"{amount(Fraction(number, self.rows), word)} a row"
+        rate = Fraction(number, self.rows)
+        # What is rarer than rows, or no number of two decimals, is clearer in whole numbers.
+        if rate and (rate < 1 or 100 % rate.denominator):
+            rows = amount(Fraction(rate.denominator), "row")
+            return f"{amount(Fraction(rate.numerator), word)} in {rows}"
+        return f"{amount(rate, word)} a row"
 
 
 def _changes(before: Batch, after: Batch) -> tuple[str, str] | None:

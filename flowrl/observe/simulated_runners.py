@@ -6,12 +6,10 @@ import random
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from flowrl.core.workers import INLINE_BYTES
+from flowrl.core.workers import INLINE_BYTES, PROCESSES_PER_CORE
 from flowrl.observe.pass_costs import RunnerCost
 from flowrl.observe.virtual_time import Process, Servers, Signal, World
 
-PROCESSES_PER_CORE = 2
-"""Processes of runners per core, as the ray runtime starts them."""
 SLICES = 4
 """Parts of a rollout. In each of them a runner first sleeps and then needs a core."""
 

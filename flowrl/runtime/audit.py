@@ -69,8 +69,9 @@ class Audit:
         )
 
     def __str__(self) -> str:
-        heads = ("items put", "got", "dropped", "held", "steps put", "got", "dropped", "held")
-        lines = [f"{'edge':<24}" + "".join(f"{head:>12}" for head in heads)]
+        heads = "".join(f"{head:>12}" for head in ("put", "got", "dropped", "held"))
+        # Each of the two words stands above the middle of its four columns.
+        lines = [f"{'':<24}{'items':^52}{'steps':^44}".rstrip(), f"{'edge':<24}{heads * 2}"]
         lines += [_line(edge) for edge in self.edges]
         lines += [
             f"{node} holds {steps:,} steps for its next item"

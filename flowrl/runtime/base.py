@@ -102,7 +102,7 @@ class Session(Keeping):
         place.threads = threads or plan.threads
         self.per_row = plan.per_row("sampled_steps") + plan.per_row("most_sampled_steps")
         self.stop = start() if start is not None else None
-        self.rows = rows or RowMaker(graph.name, time.perf_counter(), plan.learners)
+        self.rows = rows or RowMaker(graph.name, began, plan.learners)
         self.marks = (Profile(), Profile())
         """Where `steady` begins, and the newest profile that was remembered. The second takes the
         place of the first when the age of the run has doubled."""

@@ -18,7 +18,7 @@ import ray
 from flowrl.core.clock import Reading, traced
 from flowrl.core.events import Stream
 from flowrl.core.remote import RemoteArray
-from flowrl.core.workers import INLINE_BYTES, Done
+from flowrl.core.workers import INLINE_BYTES, PROCESSES_PER_CORE, Done
 from flowrl.errors import RunError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Workers
@@ -46,10 +46,6 @@ from flowrl.runtime.ray_keepers import (
     started,
 )
 from flowrl.runtime.threads import Threads
-
-PROCESSES_PER_CORE = 2
-"""Processes of runners per core. In fewer of them runners wait for one another, since one thread of
-a process runs Python code at a time; more of them only take longer to start."""
 
 
 class RayWorkers:

@@ -69,7 +69,7 @@ def test_the_plan_is_what_is_counted_and_names_the_league():
     assert set(rows[-1]) <= {*columns(plan)}
     text = str(plan)
     assert "league -> runners.opponent (uniform)" in text and "1 opponent a row" in text
-    assert "learner -> league" in text and "0.5 versions a row" in text
+    assert "learner -> league" in text and "1 version in 2 rows" in text
     drawn = edited.draw()
     assert "choose  ChooseOpponents  ┄▷ league" in drawn
     assert "◆ league   4 versions of learner play runners.opponent" in drawn

@@ -144,7 +144,7 @@ LINES = [
         "weights now and then",
         lambda g: g.set("sync.every", 2).set("learner.loss", AnyAgeLoss()),
         "sync",
-        "0.5 times a row",
+        "1 time in 2 rows",
     ),
     (
         "what one's own operator asks for",
@@ -156,7 +156,7 @@ LINES = [
         "evaluation",
         lambda g: g.insert(after="sync", eval=fl.Evaluate(every=4, episodes=6)),
         "eval",
-        "plays 6 episodes greedily 0.25 times a row",
+        "plays 6 episodes greedily 1 time in 4 rows",
     ),
     (
         "a batch of several rounds",

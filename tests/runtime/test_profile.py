@@ -13,7 +13,10 @@ import flowrl as fl
 from environments import Clockwork
 from flowrl.core.clock import KINDS, REPLAY, STEP, WAITING, By, Clock, by_kind
 from flowrl.core.profile import Profile
+from flowrl.graph.site import HereSite, Place
+from flowrl.graph.stages import Schedule
 from flowrl.observe.breakdown import table
+from flowrl.runtime.base import Session
 
 
 @REPLAY
@@ -42,6 +45,30 @@ def test_every_instant_is_of_one_kind(monkeypatch):
     assert by_kind(clock.read()) == {"waiting": 40, "step": 20, "replay": 5, "outside": 10}
     sleep(1)
     assert by_kind(clock.read())["outside"] == 11
+
+
+def test_the_seconds_of_rows_hold_the_start_of_what_the_runtime_needs():
+    class Late:
+        """A runtime in this process that starts something for a while, as Ray is started."""
+
+        def open(self, plan, seed, stream=None):
+            graph = plan.graph
+            place = Place(
+                graph.name, graph.resources, seed, HereSite, plan.found.totals, stream, pick=None
+            )
+
+            def start():
+                time.sleep(1)
+                return lambda: None
+
+            return Session(plan, place, Schedule, start=start)
+
+    graph = fl.ppo(Clockwork, num_runners=1, envs_per_runner=1, rollout_length=8, batch_size=8,
+                   minibatch_size=None)  # fmt: skip
+    with fl.run(graph, runtime=Late()) as run:
+        row = next(run)
+        profile = run.profile()
+    assert 1 < row["seconds"] < profile.seconds
 
 
 class Slow(Clockwork):
