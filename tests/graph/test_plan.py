@@ -147,6 +147,12 @@ LINES = [
         "1 time in 2 rows",
     ),
     (
+        "weights for every third of four updates",
+        lambda g: g.set("report.every", 4).set("sync.every", 3).set("learner.loss", AnyAgeLoss()),
+        "sync",
+        "4 times in 3 rows",
+    ),
+    (
         "what one's own operator asks for",
         lambda g: g.replace(sync=SyncEvery(2)).set("learner.loss", AnyAgeLoss()),
         "sync",
