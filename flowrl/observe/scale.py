@@ -177,7 +177,8 @@ class Scale:
         for bound in bounds:
             axes.plot([], [], marks[bound], color="black", markersize=5, label=bound)
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        # Numbers at every multiple of a power of ten would cover one another.
+        axes.set_yscale("log", subs=(1.5, 2, 3, 5, 7))
         ticks = sorted({p.runners for p in self.predictions})
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.yaxis.set_major_formatter("{x:,.0f}")
