@@ -265,12 +265,17 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
     >>> unknown("setting", "epoch", ["epochs", "lr"])
     "unknown setting 'epoch'; did you mean 'epochs'? Known: epochs, lr"
+    >>> unknown("setting", "clip", ["value_clip", "clip_ratio"])
+    "unknown setting 'clip'; did you mean 'clip_ratio'? Known: value_clip, clip_ratio"
     """
     names = list(known)
     if FOREIGN.get(name) in names:
         return f"unknown {kind} '{name}'; did you mean '{FOREIGN[name]}'? Known: {', '.join(names)}"
     # Who gives the last part of a path, such as that of a setting, means the path.
     nearest = [known_name for known_name in names if known_name.endswith(f".{name}")]
+    # So does who gives its beginning.
+    begun = [known_name for known_name in names if len(name) > 2 and known_name.startswith(name)]
+    nearest = nearest or sorted(begun, key=len)[:1]
     nearest = nearest or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
     return f"unknown {kind} '{name}'{hint} Known: {', '.join(names) or 'none'}"

@@ -180,7 +180,7 @@ def resumable(
         check_steps(plan, goal[0])
         snapshot, warnings = _snapshot(root, plan)
         rows = _rows(root, snapshot)
-        _check_unfinished(root, goal, rows)
+        _check_unfinished(root, goal, rows, asked=steps is not None or until is not None)
         found = Resumable(
             plan,
             facts,
@@ -301,20 +301,30 @@ def has_reached(root: Path, goal: StepsAndUntil, rows: Sequence[Row]) -> bool:
         rows: its rows.
     """
     # One that was killed while it was being saved has a last row, but perhaps no policy.
-    if not rows or not (root / MANIFEST).is_file():
-        return False
+    return (root / MANIFEST).is_file() and _is_beyond(goal, rows)
+
+
+def _is_beyond(goal: StepsAndUntil, rows: Sequence[Row]) -> bool:
+    """Return whether the last row has reached a goal."""
     steps, until = goal
-    enough = steps is not None and rows[-1]["env_steps"] >= steps
-    return enough or (until is not None and until(rows[-1]))
+    enough = steps is not None and bool(rows) and rows[-1]["env_steps"] >= steps
+    return enough or (until is not None and bool(rows) and until(rows[-1]))
 
 
-def _check_unfinished(root: Path, goal: StepsAndUntil, rows: Sequence[Row]) -> None:
+def _check_unfinished(root: Path, goal: StepsAndUntil, rows: Sequence[Row], *, asked: bool) -> None:
     """Refuse to resume a run that has reached its goal.
+
+    Args:
+        root: directory of the run.
+        goal: the goal to which it would go on.
+        rows: its rows.
+        asked: whether the goal is another one than its own. One that it is beyond would take the
+            place of its own, also where it was killed before it was saved.
 
     Raises:
         SettingError: it has.
     """
-    if has_reached(root, goal, rows):
+    if has_reached(root, goal, rows) or (asked and _is_beyond(goal, rows)):
         count, what = reached(rows[-1])
         later = 2 * max(count, goal[0] or 0)
         if what != "steps":

@@ -422,6 +422,10 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
     [
         (["plan", "pppo"], "unknown graph 'pppo'; did you mean 'ppo'? Known: ppo, a2c, a3c, pg"),
         (
+            ["plan", "ppo", "--set", "hidden=64"],
+            "ppo.hidden: takes whole numbers such as (64, 64) or None, got 64",
+        ),
+        (
             ["plan", "ppo", "--set", "epoch=3"],
             "ppo: unknown setting 'epoch'; did you mean 'epochs'? Known: num_runners,",
         ),

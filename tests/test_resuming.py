@@ -24,6 +24,7 @@ from flowrl.core.events import Tap, Warned
 from flowrl.errors import SaveError, SettingError
 from flowrl.observe.initial import init_of
 from flowrl.observe.snapshots import _naming
+from flowrl.resuming import resumable
 
 SMALL = {"num_runners": 2, "envs_per_runner": 2, "rollout_length": 16, "batch_size": 64}
 MLP = fl.Policy(fl.networks.MLP, hidden=(8,))
@@ -280,12 +281,28 @@ def test_what_a_user_gets_wrong(tmp_path):
     with pytest.raises(SettingError, match="snapshots must be True, False or some such as"):
         fl.run(graph, snapshots=60)
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+    with pytest.raises(SaveError, match=r"rows\.jsonl is a file; name its directory, .*run$"):
+        fl.resume(tmp_path / "run" / "rows.jsonl")
     with fl.resume(tmp_path / "run", steps=200) as run:
         with pytest.raises(SaveError, match="another process is still at work on this run"):
             fl.resume(tmp_path / "run", steps=200)
         first = len(run.rows) + 1
         assert [row["row"] for row in run] == list(range(first, len(run.rows) + 1))
     assert fl.load(tmp_path / "run")
+
+
+def test_a_goal_that_a_killed_run_is_beyond_does_not_take_the_place_of_its_own(tmp_path):
+    graph = CASES["ppo"]()
+    whole(graph, tmp_path / "whole", count=3)
+    path = cut(tmp_path / "whole", 2, tmp_path / "cut")
+    facts = (path / "run.json").read_bytes()
+    for goal in ({"steps": 8}, {"until": "env_steps>=8"}):
+        with pytest.raises(
+            SettingError, match=r"has reached its goal after \d+ steps; name a later"
+        ):
+            resumable(path, graph, **goal)
+    assert (path / "run.json").read_bytes() == facts
+    resumable(path, graph, steps=10_000).close()
 
 
 @pytest.mark.parametrize("schedules", [("random", "lockstep"), ("lockstep", "random")])

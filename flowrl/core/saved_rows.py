@@ -115,9 +115,12 @@ def _marked(path: Path) -> bool:
 
 
 def no_directory(path: str | Path) -> str:
-    """Return that there is no such directory, and the runs that are where it would be."""
-    way = way_to_runs(Path(path).parent, "one of the runs there")
-    return f"there is no directory {path}; {way}"
+    """Return that there is no such directory or that it is a file, and the runs that are there."""
+    parent = Path(path).parent
+    if os.access(path, os.F_OK):
+        way = f"name its directory, {parent}" if _marked(parent) else way_to_runs(parent)
+        return f"{path} is a file; {way}"
+    return f"there is no directory {path}; {way_to_runs(parent, 'one of the runs there')}"
 
 
 def _runs_in(path: Path, directory: str) -> list[SavedRun]:

@@ -28,7 +28,7 @@ from flowrl.graph.names import harmless, name_of, own_class, public, public_name
 
 PLAIN = {
     int: "a whole number", float: "a number", bool: "True or False", str: "a text",
-    type(None): "None",
+    type(None): "None", tuple[int, ...]: "whole numbers such as (64, 64)",
 }  # fmt: skip
 """The types of plain settings, in words.
 
@@ -232,7 +232,7 @@ def _in_words(option: Any) -> list[str]:
     if typing.get_origin(option) is typing.Literal:
         return [repr(x) for x in typing.get_args(option)]
     if typing.get_origin(option):
-        return [str(option)]
+        return [PLAIN.get(option, str(option))]
     if inspect.isabstract(option):
         known = {name.rpartition(".")[2]: name for name in public_names()}
         kinds = [known[k.__name__] for k in option.__subclasses__() if k.__name__ in known]

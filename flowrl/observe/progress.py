@@ -43,6 +43,8 @@ class Progress:
         self.steps = steps
         self.row: Row | None = None
         """The newest Row."""
+        self.first = 1
+        """The number of the first Row that came, whose speed is that of compiling."""
         self.window: Window | None = None
         """The last seconds of the run; None before it starts and after it ends."""
         self.shown = False
@@ -78,7 +80,7 @@ class Progress:
             case Ended():
                 # The last Row is shown in any case.
                 if not self.console.is_terminal and self.row is not None and not self.shown:
-                    self._print(line(self.row, self.steps))
+                    self._print(line(self.row, self.steps, self.first))
                 self.close()
 
     def close(self) -> None:
@@ -103,11 +105,13 @@ class Progress:
     def _add(self, row: Row) -> None:
         """Keep a Row for the live display, or write it if the output is no terminal."""
         is_first = self.row is None
+        if is_first:
+            self.first = row["row"]
         self.row = row
         self.shown = is_first or time.perf_counter() - self.written >= PLAIN_SECONDS
         if not self.console.is_terminal and self.shown:
             self.written = time.perf_counter()
-            self._print(line(row, self.steps))
+            self._print(line(row, self.steps, self.first))
 
     def _restarted(self, event: Restarted) -> None:
         """Write that a worker was restarted; of many in a short time only the first."""
@@ -149,7 +153,7 @@ class Progress:
             for name in ("steps", "length", "episodes", "steps/s"):
                 del cells[name]
         if self.steps:
-            cells["left"] = left(row, self.steps)
+            cells["left"] = left(row, self.steps, self.first)
         widths = [max(map(len, cell)) for cell in cells.items()]
         # Two lines of text are drawn in a tenth of the time of a table.
         return Group(
@@ -177,12 +181,13 @@ def alive(profile: Profile | None, seconds: float) -> str:
     return f"{what}, {duration(seconds)}"
 
 
-def line(row: Row, steps: int | None) -> str:
+def line(row: Row, steps: int | None, first: int = 1) -> str:
     """Return one plain line of progress.
 
     Args:
         row: the newest Row.
         steps: the goal in environment steps; None if there is none.
+        first: the number of the first Row since the run was started or resumed (default 1).
     """
     goal = f" of {steps:,}" if steps else ""
     parts = [
@@ -195,7 +200,7 @@ def line(row: Row, steps: int | None) -> str:
         rate = row["updates"] / max(row["seconds"], 1e-9)
         parts[0] = f"{row['updates']:>10,.0f} updates"
         parts[2] = f"{rate:>9,.0f} updates/s"
-    return "  ".join([*parts, f"{left(row, steps)} left"] if steps else parts)
+    return "  ".join([*parts, f"{left(row, steps, first)} left"] if steps else parts)
 
 
 def return_of(row: Row) -> float:
@@ -226,17 +231,18 @@ def result(reason: str | None, until: str | None, row: Any) -> str:
     return f"ended after {steps}"
 
 
-def left(row: Row, steps: int) -> str:
+def left(row: Row, steps: int, first: int = 1) -> str:
     """Return the time that is left to a goal, at the speed of the newest Row.
 
     Args:
         row: the newest Row.
         steps: the goal in environment steps.
+        first: the number of the first Row since the run was started or resumed (default 1).
 
     Returns:
         A duration; ``-`` after the first Row, whose speed is that of compiling.
     """
-    if row["row"] < 2:
+    if row["row"] <= first:
         return "-"
     steps_left = max(steps - row["env_steps"], 0)
     return duration(steps_left / max(row["steps_per_second"], 1e-9))

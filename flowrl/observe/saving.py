@@ -222,7 +222,7 @@ def profiles(path: str | Path) -> tuple[Profile, Profile]:
     """
     try:
         return from_text((Path(path) / "profile.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise SaveError(_without_profile(Path(path))) from None
     except (ValueError, KeyError, TypeError) as error:
         raise SaveError(f"{path}/profile.json is damaged: {error}") from None

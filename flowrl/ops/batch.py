@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -33,9 +34,11 @@ def need(item: Any, *fields: str) -> Batch:
         )
     missing = [f for f in fields if not item.has(f)]
     if missing:
+        near = difflib.get_close_matches(missing[0], item.data, n=1, cutoff=0.8)
+        way = f"did you mean {near[0]}?" if near else "add them before it"
         raise ContractError(
             f"needs the {plural(len(missing), 'field')} {', '.join(missing)}, "
-            f"but the batch has {', '.join(item.data)}; add them before it"
+            f"but the batch has {', '.join(item.data)}; {way}"
         )
     return item
 

@@ -45,10 +45,7 @@ class SavedRun:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_dir():
-            way = "name the directory of a run, or one that holds runs"
-            raise SaveError(
-                f"{path} is a file; {way}" if self.path.exists() else no_directory(path)
-            )
+            raise SaveError(no_directory(path))
         if not (self.path / "rows.jsonl").is_file():
             raise SaveError(f"{path} has no rows.jsonl: it holds no run; {way_to_runs(self.path)}")
         if not (self.path / "graph.json").is_file():

@@ -170,8 +170,8 @@ class InlineSite(HereSite):
             GraphError: always, with the way out.
         """
         raise GraphError(
-            "its environment is no part of a program; take one written in JAX, such as "
-            "gymnax:CartPole-v1, and no scripted policies"
+            "the xla runtime takes environments written in JAX, such as gymnax:CartPole-v1, and no "
+            "scripted policies; what is written in Python can't be compiled: take another runtime"
         )
 
     def seconds(self) -> float:

@@ -24,6 +24,7 @@ ROW = Row(
         "lag_mean": 1.5,
     }
 )
+FIRST = Row({**ROW, "row": 1})
 
 
 def shown(events, *, terminal, steps=None):
@@ -36,7 +37,7 @@ def shown(events, *, terminal, steps=None):
 
 def test_plain_lines_report_steps_return_speed_time_and_what_is_left():
     text = shown(
-        [Started(None, Profile), RowClosed(ROW), RowClosed(ROW), Ended("steps")],
+        [Started(None, Profile), RowClosed(FIRST), RowClosed(ROW), Ended("steps")],
         terminal=False,
         steps=20_000,
     )
@@ -44,11 +45,11 @@ def test_plain_lines_report_steps_return_speed_time_and_what_is_left():
         "one row is one line"
     )
     lines = text.splitlines()
-    assert (
-        lines
-        == ["     5,000 of 20,000 steps  return    123.5      2,500 steps/s       2 s  6 s left"]
-        * 2
-    ), "the first row, and the last at the end"
+    line = "     5,000 of 20,000 steps  return    123.5      2,500 steps/s       2 s  "
+    # The first row, which holds compiling also where a run was resumed, and the last at the end.
+    assert lines == [f"{line}- left", f"{line}6 s left"]
+    resumed = [Started(None, Profile), RowClosed(ROW), Ended("steps")]
+    assert shown(resumed, terminal=False, steps=20_000).splitlines() == [f"{line}- left"]
 
 
 def test_where_no_row_closes_for_long_a_line_says_that_the_run_goes_on(monkeypatch):
@@ -79,7 +80,9 @@ def test_where_no_row_closes_for_long_a_line_says_that_the_run_goes_on(monkeypat
 
 def test_a_terminal_shows_a_live_table():
     text = shown(
-        [Started(None, Profile), RowClosed(ROW), Ended("until")], terminal=True, steps=20_000
+        [Started(None, Profile), RowClosed(FIRST), RowClosed(ROW), Ended("until")],
+        terminal=True,
+        steps=20_000,
     )
     for word in ("steps", "return", "123.5", "5,000 of 20,000", "left", "6 s"):
         assert word in text
@@ -119,3 +122,4 @@ def test_time_left_is_by_the_newest_speed():
     assert left(ROW, 10_000) == "2 s"
     assert left(Row({**ROW, "row": 1}), 10_000) == "-"
     assert left(ROW, 5_000) == "0 s"
+    assert left(ROW, 10_000, first=ROW["row"]) == "-"  # the first one after it was resumed

@@ -129,6 +129,8 @@ def test_standardize_takes_any_field_and_leaves_equal_numbers_finite():
         fl.errors.ContractError, match="needs the field advantage, but the batch has obs"
     ):
         drive(fl.Standardize(), batch(2, 3))
+    with pytest.raises(fl.errors.ContractError, match=r"field rewards, .*; did you mean reward\?$"):
+        drive(fl.Standardize("rewards"), batch(2, 3))
 
 
 SETTINGS = [

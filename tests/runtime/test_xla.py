@@ -687,7 +687,7 @@ def by_value(batch):
     [
         (
             lambda g: g.set("runners.env", "CartPole-v1"),
-            r"ppo\.runners: its environment is no part of a program; take one written in JAX",
+            r"ppo\.runners: the xla runtime takes environments written in JAX, such as gymnax",
         ),
         (
             lambda g: g.insert(after="batch", mine=fl.Map(by_numpy)),
@@ -736,7 +736,7 @@ def test_the_plan_reports_what_would_be_unrolled_and_what_not(capsys):
     )
     assert "xla: one program of all 7 operators; it unrolls 1 round" in capsys.readouterr().out
     assert main(["plan", "ppo", "--runtime", "xla", "--env", "CartPole-v1"]) == 2
-    assert "  runners  its environment is no part of a program" in capsys.readouterr().out
+    assert "  runners  the xla runtime takes environments written in JAX" in capsys.readouterr().out
 
 
 def thrice(batch):
