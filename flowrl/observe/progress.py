@@ -106,7 +106,7 @@ class Progress:
         """Keep a Row for the live display, or write it if the output is no terminal."""
         is_first = self.row is None
         if is_first:
-            self.first = row["row"]
+            self.first = int(row["row"])
         self.row = row
         self.shown = is_first or time.perf_counter() - self.written >= PLAIN_SECONDS
         if not self.console.is_terminal and self.shown:
