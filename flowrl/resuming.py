@@ -180,7 +180,11 @@ def resumable(
         check_steps(plan, goal[0])
         snapshot, warnings = _snapshot(root, plan)
         rows = _rows(root, snapshot)
-        _check_unfinished(root, goal, rows, asked=steps is not None or until is not None)
+        # A function of Python is not saved, so it may be the run's own goal.
+        other = steps not in (None, facts["steps"]) or (
+            isinstance(until, str) and until != facts["until"]
+        )
+        _check_unfinished(root, goal, rows, other=other)
         found = Resumable(
             plan,
             facts,
@@ -306,25 +310,27 @@ def has_reached(root: Path, goal: StepsAndUntil, rows: Sequence[Row]) -> bool:
 
 def _is_beyond(goal: StepsAndUntil, rows: Sequence[Row]) -> bool:
     """Return whether the last row has reached a goal."""
+    if not rows:
+        return False
     steps, until = goal
-    enough = steps is not None and bool(rows) and rows[-1]["env_steps"] >= steps
-    return enough or (until is not None and bool(rows) and until(rows[-1]))
+    enough = steps is not None and rows[-1]["env_steps"] >= steps
+    return enough or (until is not None and until(rows[-1]))
 
 
-def _check_unfinished(root: Path, goal: StepsAndUntil, rows: Sequence[Row], *, asked: bool) -> None:
+def _check_unfinished(root: Path, goal: StepsAndUntil, rows: Sequence[Row], *, other: bool) -> None:
     """Refuse to resume a run that has reached its goal.
 
     Args:
         root: directory of the run.
         goal: the goal to which it would go on.
         rows: its rows.
-        asked: whether the goal is another one than its own. One that it is beyond would take the
-            place of its own, also where it was killed before it was saved.
+        other: whether that is another one than its own, whose place it would take, also where the
+            run was killed before it was saved.
 
     Raises:
         SettingError: it has.
     """
-    if has_reached(root, goal, rows) or (asked and _is_beyond(goal, rows)):
+    if has_reached(root, goal, rows) or (other and _is_beyond(goal, rows)):
         count, what = reached(rows[-1])
         later = 2 * max(count, goal[0] or 0)
         if what != "steps":

@@ -68,7 +68,7 @@ class Spec(Printed):
     Spec(load("builtins:dict"), a=1)
     """
 
-    def __init__(self, fn: Callable[..., Any], /, **settings: Any) -> None:
+    def __init__(self, fn: Callable[..., Any] | None = None, /, **settings: Any) -> None:
         if not callable(fn):
             own = type(self).__name__
             raise SettingError(f"{own} takes a function or a class first, got {fn!r}")

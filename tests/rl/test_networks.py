@@ -435,6 +435,8 @@ def test_a_policy_takes_a_class():
         fl.errors.SettingError, match="^Policy takes a function or a class first, got 'mlp'$"
     ):
         fl.Policy("mlp")
+    with pytest.raises(fl.errors.SettingError, match="takes a function or a class first, got None"):
+        fl.Policy()
 
 
 # -- acting
