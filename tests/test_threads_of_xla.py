@@ -53,6 +53,20 @@ def test_a_function_is_computed_once_its_call_returns():
     # It is computed in the thread that calls, which would wait for another one to take it up.
     with computing(1):
         assert jax.jit(long_work)(jnp.ones((64, 64))).is_ready()
+    with computing(1, ahead=True):
+        result = jax.jit(long_work)(jnp.ones((64, 64)))
+        assert not result.is_ready(), "this thread has gone on before it was computed"
+        result.block_until_ready()
+
+
+@pytest.mark.parametrize(("every", "ahead"), [(1, False), (4, True)])
+def test_a_run_goes_on_while_it_computes_where_most_updates_are_not_waited_for(every, ahead):
+    graph = fl.dqn("CartPole-v1", learning_starts=64, batch_size=32, report_every=4)
+    plan = graph.set("sync.every", every).compile()
+    assert plan.ahead is ahead
+    with fl.run(plan) as run:
+        next(run)
+        assert run._session.place.ahead is ahead
 
 
 @pytest.mark.parametrize(
@@ -85,14 +99,14 @@ def test_where_there_is_a_gpu_it_takes_all_but_small_updates(with_gpu, graph, th
 
 @pytest.mark.parametrize("threads", [1, usable_cores()])
 def test_a_number_of_threads_is_one_of_the_cpu_where_there_is_a_gpu(with_gpu, threads):
-    found = find_device(threads)
+    found = find_device(threads, False)
     assert found.platform == "cpu"
     assert (found is jax.local_devices(backend="cpu")[0]) == (threads == usable_cores() > 1)
 
 
 def test_a_platform_that_the_user_chose_stays(with_gpu):
     jax.config.update("jax_platforms", "cuda,cpu")
-    assert find_device(1) is None
+    assert find_device(1, False) is None
 
 
 def test_operations_are_six_for_each_parameter_and_row():
@@ -133,7 +147,7 @@ def test_a_run_computes_with_its_threads_and_gives_the_same(threads):
 
 
 def test_the_users_own_number_stays():
-    code = "import jax; from flowrl.core.xla_threads import _device; print(_device(1))"
+    code = "import jax; from flowrl.core.xla_threads import _device; print(_device(1, False))"
     found = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "NPROC": "2"},

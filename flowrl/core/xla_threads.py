@@ -2,7 +2,7 @@
 
 XLA reads the number once, when its client starts, and hands even small operations to its pool. So
 a process has, beside JAX's own client, one for each other number that is wanted; functions run on
-that of the default device. Such a client computes in the thread that calls, which would wait for
+that of the default device. Such a client computes in the thread that calls, if that would wait for
 the result anyway: handing a small function to another thread takes longer than computing it.
 """
 
@@ -33,13 +33,14 @@ operations, would take as long with about 25 million.
 """
 
 
-def computing(threads: int | None) -> AbstractContextManager[Any]:
+def computing(threads: int | None, ahead: bool = False) -> AbstractContextManager[Any]:
     """Return a context in which this thread's functions run with so many threads of XLA.
 
     Args:
         threads: the number, on the CPU even where there is a GPU; None for JAX's own client.
+        ahead: whether this thread goes on while they are computed (default False).
     """
-    device = None if threads is None else _device(threads)
+    device = None if threads is None else _device(threads, ahead)
     return nullcontext() if device is None else jax.default_device(device)
 
 
@@ -47,7 +48,7 @@ def computes_on_cpu(threads: int | None) -> bool:
     """Return whether functions run on the CPU within `computing` of so many threads."""
     if jax.default_backend() == "cpu":
         return True
-    return threads is not None and _device(threads) is not None
+    return threads is not None and _device(threads, False) is not None
 
 
 def clients() -> list[Any]:
@@ -59,7 +60,7 @@ _made: list[Any] = []
 
 
 @cache
-def _device(threads: int) -> Any:
+def _device(threads: int, ahead: bool) -> Any:
     """Return the device of a client with so many threads; None where JAX's own is to serve.
 
     So it is where the user chose a number, a device or a platform, and where JAX has several
@@ -79,7 +80,7 @@ def _device(threads: int) -> Any:
 
         with variables_kept([NPROC]):
             os.environ[NPROC] = str(threads)
-            client: Any = xla_client.make_cpu_client(asynchronous=False)
+            client: Any = xla_client.make_cpu_client(asynchronous=ahead)
         _made.append(client)
         return client.local_devices()[0]
     except (ImportError, AttributeError, TypeError):

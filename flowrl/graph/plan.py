@@ -260,6 +260,15 @@ class Plan:
         return None if in_jax or self.operations >= LARGE_FOR_GPU else 1
 
     @property
+    def ahead(self) -> bool:
+        """Whether the next batch is made while an update is computed, for nothing waits for most.
+
+        Weights that are published are waited for at once; where all are, handing a small update to
+        another thread takes longer than computing it.
+        """
+        return self.total("updates") > self.total("publishes")
+
+    @property
     def learners(self) -> tuple[str, ...]:
         """The names of the learners that are updated, in the order of the nodes."""
         items = (self.found.first_items.get(node.name) for node in self.graph.nodes)

@@ -43,7 +43,7 @@ class Place(Keeping):
     lasting = ("handles", "ledger", "metrics")
     remade: ClassVar[tuple[str, ...]] = (
         "graph", "resources", "planned", "stream", "earlier", "compiled", "opening", "site",
-        "threads",
+        "threads", "ahead",
     )  # fmt: skip
 
     def __init__(
@@ -73,11 +73,13 @@ class Place(Keeping):
         """The resource that is being opened, or whose opening failed; else empty."""
         self.threads: int | None = None
         """The threads of XLA that the run's functions are computed with; None: as JAX has them."""
+        self.ahead = False
+        """Whether this thread goes on while they compute."""
         self.site = kind(self, "", seed, **settings)
 
     def computing(self) -> AbstractContextManager[Any]:
         """Return a context in which this thread computes with the run's number of threads."""
-        return computing(self.threads)
+        return computing(self.threads, self.ahead)
 
     def open(self) -> dict[str, Handle]:
         """Open every resource, and return the handles by name."""

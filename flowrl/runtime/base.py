@@ -99,7 +99,7 @@ class Session(Keeping):
         """Held by whoever reads the time of all processes, and while these processes end."""
         self.place = place
         place.metrics.expect(plan.found.metrics)
-        place.threads = threads or plan.threads
+        place.threads, place.ahead = threads or plan.threads, plan.ahead
         self.per_row = plan.per_row("sampled_steps") + plan.per_row("most_sampled_steps")
         self.stop = start() if start is not None else None
         self.rows = rows or RowMaker(graph.name, began, plan.learners)
