@@ -526,6 +526,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
             "runs/none is not there; name a run's directory, a stock graph (ppo, a2c",
         ),
         (["plan", "/"], "/ has no graph.txt, so it is no run's directory; name"),
+        (["explain", __file__], "test_cli.py is a file; name the directory of a run, as flowrl"),
         (
             ["eval", "nothing"],
             "no directory nothing; name the directory of a run, as flowrl run --out",
