@@ -30,7 +30,7 @@ PLAIN = {
     int: "a whole number", float: "a number", bool: "True or False", str: "a text",
     type(None): "None", tuple[int, ...]: "whole numbers such as (64, 64)",
 }  # fmt: skip
-"""The types of plain settings, in words.
+"""The types of plain settings, in words; tuples of whole numbers for the words alone.
 
 `fit` holds them to their annotation, and `to_text` writes them as literals.
 """
