@@ -10,7 +10,10 @@ from flowrl.errors import SettingError
 
 S = TypeVar("S")
 
-OF_DEFAULT_POLICY = ("hidden", "normalize", "dueling")
+OF_DEFAULT_POLICY = (
+    *("hidden", "normalize", "dueling", "alpha", "critics", "mixing"),
+    *("cell", "size", "atoms", "v_min", "v_max"),
+)
 """The settings that describe the policy which a stock graph takes where none is given."""
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from flowrl.algos import STOCK
+from flowrl.errors import SettingError, unknown
 from flowrl.rl.networks import MLP
 from flowrl.rl.optimizers import Linear
 from flowrl.rl.policies import Policy
@@ -276,12 +278,18 @@ def tuned(graph: str, env: str) -> dict[str, Any]:
     An environment of gymnax has the same settings as Gymnasium's environment of that name.
 
     Args:
-        graph: the name of the stock graph, such as ``ppo``.
+        graph: the name of the stock graph, such as ``ppo``. What is no single name, such as
+            ``mine.py:graph``, is a graph of one's own, for which there are none.
         env: the id of the environment.
+
+    Raises:
+        SettingError: no stock graph has this name.
 
     >>> tuned("impala", "ALE/Pong-v5")
     {'clip_rewards': 1.0}
     """
+    if graph.isidentifier() and graph not in STOCK:
+        raise SettingError(unknown("graph", graph, STOCK))
     id_ = env.removeprefix("gymnax:")
     for (name, pattern), settings in TUNED.items():
         if name == graph and fnmatchcase(id_, pattern):

@@ -33,12 +33,16 @@ def test_widths_reach_every_policy_of_a_graph(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "setting"), [("ppo", "hidden"), ("sac", "hidden"), ("dqn", "dueling")]
+    ("name", "setting"),
+    [
+        *(("ppo", "hidden"), ("sac", "alpha"), ("dqn", "dueling"), ("dqn", "atoms")),
+        *(("td3", "critics"), ("r2d2", "size")),
+    ],
 )
 def test_what_describes_the_default_policy_is_refused_beside_another_one(name, setting):
     make, kind = getattr(fl, name), STOCK_SETTINGS[name]
     policy = make("CartPole-v1").resources["learner"].policy
-    wrong = {"hidden": (8,), "dueling": True}[setting]
+    wrong = {"hidden": (8,), "dueling": True}.get(setting, 7)
     for given in ({"policy": policy}, {"settings": kind(policy=policy)}):
         with pytest.raises(
             fl.errors.SettingError,
@@ -177,3 +181,9 @@ def test_sac_refuses_actions_without_bounds_and_its_way_out_works():
         graph.compile()
     with fl.run(graph.set("runners.wrappers", (bounded,)), steps=10) as run:
         assert next(run)["updates"] >= 1
+
+
+def test_tuned_settings_of_a_graph_that_is_not_there_are_an_error():
+    with pytest.raises(fl.errors.SettingError, match="unknown graph 'pppo'; did you mean 'ppo'"):
+        fl.tuned("pppo", "CartPole-v1")
+    assert fl.tuned("mine.py:pppo", "CartPole-v1") == {}
