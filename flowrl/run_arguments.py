@@ -31,14 +31,16 @@ RUNTIMES = {
 
 def check_seed(seed: Any) -> None:
     """Refuse what is no seed of random numbers."""
-    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if not whole or not 0 <= seed < 2**32:
         raise SettingError(f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")
 
 
 def check_arguments(graph: Any, seed: Any, steps: Any, until: Any) -> None:
     """Refuse arguments of `run` that it can't take."""
     check_seed(seed)
-    if steps is not None and (not isinstance(steps, int) or steps < 1):
+    whole = isinstance(steps, int) and not isinstance(steps, bool)
+    if steps is not None and (not whole or steps < 1):
         raise SettingError(f"steps must be a whole number of at least 1, got {steps!r}")
     if not isinstance(graph, Graph | Plan):
         raise SettingError(f"run takes a graph, such as fl.ppo('CartPole-v1'), got {graph!r}")

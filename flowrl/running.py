@@ -27,6 +27,7 @@ from flowrl.graph.refs import resource_and_part
 from flowrl.learner.learner import Learner, LearnerHandle
 from flowrl.observe.about import FILE, about, ending, goal_of, to_text
 from flowrl.observe.explain import Explanation, explain
+from flowrl.observe.goal import reaches
 from flowrl.observe.initial import Init, beginning
 from flowrl.observe.learned import learner_of, policy_of
 from flowrl.observe.saver import Results, Resumed, Saver, first_files
@@ -77,7 +78,6 @@ class Run:
         """
         self.plan, self.graph = plan, plan.graph
         self.started = time.time()
-        """When it was started, by `time.time`."""
         self.goal = goal_of(steps, until)
         """When it ends, as text; empty if it goes on until it is closed."""
         noted = None if init is None else init.noted()
@@ -117,11 +117,13 @@ class Run:
         self._iterator: Iterator[Row] = iter(self._session)
         self._stream.emit(Started(plan, self.profile))
         # Its process may have been killed after its last row, and before it was saved.
-        if self.rows and self._note_goal(self.rows[-1]):
+        if self._goal:
             self._end(self._goal, None)
 
     def _open(self) -> None:
         """Open the session, then the directory, which is not made for a run that can't start."""
+        if self._tracing is not None:
+            self._tracing.start()
         try:
             if self._saver is not None and self._saver.warning:
                 self._stream.emit(Warned(self._saver.warning))
@@ -145,6 +147,8 @@ class Run:
                 self._session.change(learner_of(self.graph)[0], self._begin)
             if self._saver is not None:
                 self._saver.open(self._profiles)
+            if self.rows:
+                self._note_goal(self.rows[-1])
         except BaseException as error:
             self._end("failed", error)
             raise
@@ -241,6 +245,7 @@ class Run:
             f"{error}; the run goes on from row {snapshot.row:,}, {steps:,} {what}, its newest "
             f"snapshot, and makes the {again:,} {plural(again, 'row')} after it again"
         )
+        self._goal = ""
         del self.rows[snapshot.row :]
         self._considered = snapshot.row
         self._session = self._runtime.open(self.plan, self._seed, self._stream)
@@ -257,7 +262,7 @@ class Run:
 
     def _note_goal(self, row: Row) -> bool:
         """Note which goal a row reaches, and return whether one was reached."""
-        if self._until is not None and self._until(row):
+        if self._until is not None and reaches(self._until, row):
             self._goal = "until"
         elif self._steps is not None and row["env_steps"] >= self._steps:
             self._goal = self._goal or "steps"
@@ -269,7 +274,9 @@ class Run:
 
     def _keep(self, at_end: bool = False) -> None:
         """Write a snapshot if one is due."""
-        if self._saver is None or not self._session.between_rounds:
+        # A row that an interrupt took away after it was made can't be in a snapshot.
+        lost = self._session.rows.totals["row"] > len(self.rows)
+        if self._saver is None or lost or not self._session.between_rounds:
             return
         due = self.controls.take_snapshot() or at_end
         if warning := self._saver.keep(len(self.rows), self._session.kept, due):
@@ -293,12 +300,10 @@ class Run:
             self._consider()
         if (cut := row.get("eval/cut_episodes", 0)) > 0 and not self._warned_of_cut:
             self._warned_of_cut = True
-            self._stream.emit(
-                Warned(
-                    f"{self.graph.name}: {cut:g} evaluated episodes did not end within the "
-                    "max_steps of Evaluate and were cut; their returns until then count. The "
-                    "column eval/cut_episodes goes on counting them"
-                )
+            self.warn(
+                f"{cut:g} evaluated episodes did not end within the max_steps of Evaluate and were "
+                "cut; their returns until then count. The column eval/cut_episodes goes on "
+                "counting them"
             )
 
     def _consider(self) -> None:
@@ -425,11 +430,9 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         if error is None and not self.rows and self.reason is None:
-            self._stream.emit(
-                Warned(
-                    f"{self.graph.name} was closed before its first row: a run goes on only while "
-                    "its rows are asked for; write `for row in run: ...`, or list(run)"
-                )
+            self.warn(
+                "it was closed before its first row: a run goes on only while its rows are asked "
+                "for; write `for row in run: ...`, or list(run)"
             )
         self._end("closed" if error is None else _reason_of(error), error)
 

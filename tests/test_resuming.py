@@ -25,6 +25,7 @@ from flowrl.errors import SaveError, SettingError
 from flowrl.observe.initial import init_of
 from flowrl.observe.snapshots import _naming
 from flowrl.resuming import resumable
+from flowrl.runtime.rows import RowMaker
 
 SMALL = {"num_runners": 2, "envs_per_runner": 2, "rollout_length": 16, "batch_size": 64}
 MLP = fl.Policy(fl.networks.MLP, hidden=(8,))
@@ -234,7 +235,7 @@ def test_snapshots_change_nothing(tmp_path):
     assert not (tmp_path / "not" / "snapshots").exists()
 
 
-class Hidden(gym.Wrapper):
+class Counting(gym.Wrapper):
     """Adds to each observation what it counted since it was made."""
 
     def __init__(self, env):
@@ -245,6 +246,33 @@ class Hidden(gym.Wrapper):
         self.steps += 1
         obs, *rest = self.env.step(action)
         return obs + np.float32(1e-3 * self.steps), *rest
+
+
+class Hidden(Counting):
+    """Counts where nobody looks."""
+
+    @property
+    def steps(self):
+        return self.counted[0]
+
+    @steps.setter
+    def steps(self, steps):
+        self.counted = [steps]
+
+
+def normalized(env):
+    return gym.wrappers.NormalizeReward(gym.wrappers.NormalizeObservation(Counting(env)))
+
+
+def test_what_an_environment_holds_beyond_its_episodes_is_brought_back(tmp_path):
+    graph = fl.ppo("CartPole-v1", PPO).set("runners.wrappers", (normalized,))
+    whole(graph, tmp_path / "whole", count=3)
+    warned = []
+    watch = Tap(lambda event: warned.append(event.text), Warned)
+    path = cut(tmp_path / "whole", 1, tmp_path / "cut")
+    resumed(path, graph, 3, observers=[watch])
+    assert rows_of(path) == rows_of(tmp_path / "whole")
+    assert not [text for text in warned if "could not be brought back" in text]
 
 
 def test_what_can_not_be_brought_back_begins_a_new_episode(tmp_path):
@@ -258,6 +286,44 @@ def test_what_can_not_be_brought_back_begins_a_new_episode(tmp_path):
     # Those whose first episode still went on came out as they were.
     assert len([text for text in warned if said in text]) == 2
     assert run.audit().closed and rows_of(path)[0] == rows_of(tmp_path / "whole")[0]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_second_ctrl_c_while_a_row_is_made_leaves_no_wrong_snapshot(when, tmp_path, monkeypatch):
+    graph, make = CASES["ppo"](), RowMaker.row
+
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    def row(self, *how):
+        third = self.totals["row"] == 2
+        if third and when == "before":
+            twice()
+        made = make(self, *how)
+        if third and when == "after":
+            twice()
+        return made
+
+    whole(graph, tmp_path / "whole", count=5)
+    monkeypatch.setattr(RowMaker, "row", row)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        fl.run(graph, seed=1, out=tmp_path / "cut", snapshots=fl.Snapshots(every=0)) as run,
+    ):
+        list(run)
+    monkeypatch.setattr(RowMaker, "row", make)
+    resumed(tmp_path / "cut", None, 5)
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+
+
+def test_an_until_that_raises_at_once_leaves_nothing_open(tmp_path):
+    whole(CASES["ppo"](), tmp_path / "whole", count=2)
+    path = cut(tmp_path / "whole", 2, tmp_path / "cut")
+    with pytest.raises(KeyError, match="no_such"):
+        fl.resume(path, until=lambda row: row["no_such"] > 1)
+    # Its lock is free, and it goes on.
+    resumed(path, None, 3)
 
 
 def test_what_a_user_gets_wrong(tmp_path):

@@ -3,6 +3,7 @@
 import gc
 import json
 import math
+import os
 import signal
 import threading
 from functools import partial
@@ -14,9 +15,14 @@ import pytest
 
 import flowrl as fl
 from environments import Clockwork
+from flowrl.core.clock import TRACE
 from flowrl.core.events import Ended, OperatorRan, RowClosed, Started, Tap, Warned
 from flowrl.core.garbage import rarely_collected
+from flowrl.errors import LostError
+from flowrl.graph.stages import Schedule
+from flowrl.learner.learner import LearnerHandle
 from flowrl.runtime.closing import interrupts_come, interrupts_wait
+from flowrl.runtime.rows import RowMaker
 
 SETTINGS = fl.PPOSettings(
     envs_per_runner=4, rollout_length=16, batch_size=64, epochs=1, minibatch_size=32
@@ -380,6 +386,13 @@ def test_an_error_in_until_or_in_closing_an_environment_still_shuts_down_and_sav
     fl.load(tmp_path / "b", allow=["test_run"])
 
 
+def test_an_until_that_raises_stop_iteration_does_not_look_like_the_end(tmp_path):
+    goals = iter([False, False])
+    with pytest.raises(RuntimeError, match="until raised StopIteration"):
+        list(fl.run(PPO, until=lambda row: next(goals), out=tmp_path / "run"))
+    assert json.loads((tmp_path / "run/run.json").read_text())["ended"]["reason"] == "failed"
+
+
 class BadEnd(Clockwork):
     closes = 0
 
@@ -387,6 +400,88 @@ class BadEnd(Clockwork):
         BadEnd.closes += 1
         if BadEnd.closes > 1:  # the first one only showed its spaces
             raise RuntimeError("can't close")
+
+
+class Full:
+    """A file on a disk that is full."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def write(self, text):
+        return self.file.write(text)
+
+    def flush(self):
+        raise OSError(28, "No space left on device")
+
+    def close(self):
+        self.file.close()
+        self.flush()
+
+
+def test_events_that_can_not_be_written_cost_nothing_else(tmp_path):
+    with pytest.raises(fl.errors.SaveError, match="could not be saved: .*No space left on device"):
+        run = fl.run(PPO, steps=60, out=tmp_path / "run")
+        run._saver.log._file = Full(run._saver.log._file)
+        list(run)
+    fl.load(tmp_path / "run")
+    # Its lock is free.
+    with fl.resume(tmp_path / "run", steps=600) as again:
+        next(again)
+
+
+def test_a_run_whose_learner_is_lost_notes_how_it_ended(tmp_path, monkeypatch):
+    def lost(*args):
+        raise LostError("the process of the learner ended")
+
+    def at_the_third(self, *how, row=RowMaker.row):
+        if self.totals["row"] == 2:
+            monkeypatch.setattr(LearnerHandle, "weights", lost)
+            lost()
+        return row(self, *how)
+
+    monkeypatch.setattr(RowMaker, "row", at_the_third)
+    with pytest.raises(LostError):
+        list(fl.run(PPO, steps=600, out=tmp_path / "run", snapshots=False))
+    ended = json.loads((tmp_path / "run/run.json").read_text())["ended"]
+    assert ended["reason"] == "failed" and ended["rows"] == 2
+    assert "LostError" in (tmp_path / "run/failure.json").read_text()
+    assert not (tmp_path / "run/manifest.json").exists()
+
+
+def test_rows_that_come_again_after_a_loss_have_not_reached_the_goal_yet(tmp_path, monkeypatch):
+    round_, row, made = Schedule.round, RowMaker.row, []
+
+    def twice(self, most=np.inf):
+        # Two rows close together.
+        return round_(self, most) + round_(self, most)
+
+    def lost_once(self, *how):
+        made.append(1)
+        if len(made) == 4:
+            raise LostError("the process of the learner ended")
+        return row(self, *how)
+
+    monkeypatch.setattr(Schedule, "round", twice)
+    monkeypatch.setattr(RowMaker, "row", lost_once)
+    with fl.run(PPO, until=lambda row: row["row"] >= 3, out=tmp_path / "run") as run:
+        # The goal is reached by the first of two rows, and the second is lost.
+        list(run)
+    assert run.reason == "until" and len(run.rows) == 4
+
+
+def test_a_run_that_can_not_start_traces_nothing_afterwards(tmp_path, monkeypatch):
+    monkeypatch.delenv(TRACE, raising=False)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/x").touch()
+    trace = str(tmp_path / "trace.json")
+    for wrong in ({"out": tmp_path / "run"}, {"snapshots": None}, {"init": "/nowhere"}):
+        with pytest.raises(fl.errors.FlowrlError):
+            fl.run(PPO, steps=60, trace=trace, **wrong)
+        assert TRACE not in os.environ
+    with fl.run(PPO, steps=60, trace=trace) as run:
+        list(run)
+    assert TRACE not in os.environ
 
 
 def test_a_full_disk_ends_the_run_with_one_clear_error(tmp_path, monkeypatch):

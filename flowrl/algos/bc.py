@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flowrl.algos.default import default_policy
 from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
@@ -15,7 +16,6 @@ from flowrl.ops.offline import ReadDataset
 from flowrl.ops.report import Evaluate, Report
 from flowrl.ops.train import TrainOneStep
 from flowrl.ops.weights import SyncWeights
-from flowrl.rl.networks import MLP
 from flowrl.rl.offline_losses import BCLoss
 from flowrl.rl.optimizers import Adam, Rate
 from flowrl.rl.policies import Policy
@@ -33,21 +33,22 @@ class BCSettings(Settings):
         batch_size: transitions in the batch of one update (default 256).
         lr: learning rate, a number or a schedule such as fl.Linear (default 1e-3).
         max_grad_norm: largest global norm of the gradients; None: any (default None).
-        hidden: widths of the fully connected layers (default (64, 64)).
+        hidden: widths of the layers of the default policy; None: (64, 64), or 512 after the
+            convolutions for images (default None).
         normalize: scale observations by running moments, in the default policy (default False).
         buffer_size: environment steps of the dataset that memory holds (default 1_000_000).
         evaluate_every: updates between two evaluations (default 1_000).
         episodes: episodes of each evaluation (default 10).
         envs_per_runner: environments in which an evaluation plays (default 8).
         report_every: updates per row of results (default 100).
-        policy: policy to train; None: MLP of `hidden` and `normalize` (default None).
+        policy: policy to train; None: a CNN for images, else an MLP (default None).
     """
 
     data: str = "dataset"
     batch_size: int = 256
     lr: Rate = 1e-3
     max_grad_norm: float | None = None
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[int, ...] | None = None
     normalize: bool = False
     buffer_size: int = 1_000_000
     evaluate_every: int = 1_000
@@ -71,7 +72,7 @@ def bc(env: Make = "CartPole-v1", settings: BCSettings | None = None, **changes:
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, BCSettings, changes)
-    policy = s.policy or Policy(MLP, hidden=s.hidden, normalize=s.normalize)
+    policy = s.policy or default_policy(env, normalize=s.normalize, hidden=s.hidden)
     return Graph(
         "bc",
         runners=Runners(env, policy, envs_per_runner=s.envs_per_runner),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flowrl.algos.default import default_policy
 from flowrl.algos.settings import given
 from flowrl.envs.gym_envs import Make
 from flowrl.graph.graph import Graph
@@ -15,7 +16,6 @@ from flowrl.ops.offline import ReadDataset
 from flowrl.ops.report import Evaluate, Report
 from flowrl.ops.train import TrainOneStep
 from flowrl.ops.weights import SyncWeights
-from flowrl.rl.networks import MLP
 from flowrl.rl.offline_losses import MARWILLoss
 from flowrl.rl.optimizers import Adam, Rate
 from flowrl.rl.policies import Policy
@@ -35,14 +35,15 @@ class MARWILSettings(Settings):
         gamma: discount factor per environment step, from 0 to 1 (default 0.99).
         beta: how much the advantage counts; 0 is behaviour cloning (default 1.0).
         vf_coef: coefficient of the value loss (default 1.0).
-        hidden: widths of the fully connected layers (default (64, 64)).
+        hidden: widths of the layers of the default policy; None: (64, 64), or 512 after the
+            convolutions for images (default None).
         normalize: scale observations by running moments, in the default policy (default False).
         buffer_size: environment steps of the dataset that memory holds (default 1_000_000).
         evaluate_every: updates between two evaluations (default 1_000).
         episodes: episodes of each evaluation (default 10).
         envs_per_runner: environments in which an evaluation plays (default 8).
         report_every: updates per row of results (default 100).
-        policy: policy to train; None: MLP of `hidden` and `normalize` (default None).
+        policy: policy to train; None: a CNN for images, else an MLP (default None).
     """
 
     data: str = "dataset"
@@ -51,7 +52,7 @@ class MARWILSettings(Settings):
     gamma: float = 0.99
     beta: float = 1.0
     vf_coef: float = 1.0
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[int, ...] | None = None
     normalize: bool = False
     buffer_size: int = 1_000_000
     evaluate_every: int = 1_000
@@ -80,7 +81,7 @@ def marwil(
         SettingError: `settings` is of another class, or one of its values is out of range.
     """
     s = given(settings, MARWILSettings, changes)
-    policy = s.policy or Policy(MLP, hidden=s.hidden, normalize=s.normalize)
+    policy = s.policy or default_policy(env, normalize=s.normalize, hidden=s.hidden)
     return Graph(
         "marwil",
         runners=Runners(env, policy, envs_per_runner=s.envs_per_runner),

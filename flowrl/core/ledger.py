@@ -23,10 +23,11 @@ class Ledger(Keeping):
     """
 
     lasting = ("counts", "put", "got", "put_steps", "got_steps", "dropped", "dropped_steps")
-    remade = ("at",)
+    remade = ("at", "lock")
 
     def __init__(self) -> None:
         self.at = At()
+        self.lock = threading.Lock()
         self.counts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         """By node and resource: calls, bytes and the like, as the verbs report them."""
         self.put: Counter[tuple[str, str]] = Counter()
@@ -50,6 +51,16 @@ class Ledger(Keeping):
         self.counts = defaultdict(
             Counter, {key: Counter(numbers) for key, numbers in state["counts"].items()}
         )
+
+    def drop(self, edge: tuple[str, str], steps: int) -> None:
+        """Count an item of so many steps that was dropped on an edge into a queue.
+
+        Unlike the other counts those of an edge are counted by two threads: by that of the stage
+        before the queue where it is full, and by that after it where an item is too old.
+        """
+        with self.lock:
+            self.dropped[edge] += 1
+            self.dropped_steps[edge] += steps
 
     def count(self, resource: str, numbers: Mapping[str, int]) -> None:
         """Add numbers to the counters of the node at work, for a resource."""

@@ -1,13 +1,13 @@
 """Bring environments back to where they were when a run was kept.
 
-A single environment is brought back by what it did: its generators are set to what they were
-before its last reset, and the actions since are taken again. A vector whose attributes are all
-plain values is kept by these.
+A single environment is brought back by what it did: its generators and its plain attributes are set
+to what they were before its last reset, and the actions since are taken again. A vector whose
+attributes are all plain values is kept by these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -24,11 +24,20 @@ from flowrl.envs.joint_env import JointEnv
 Array = np.ndarray[Any, Any]
 MOST = 10_000
 """The most steps of an episode that are taken again; a longer one is given up."""
+LARGEST = 65_536
+"""Bytes of the largest array that is kept of an environment's attributes."""
 PLAIN = (bool, int, float, str, bytes, np.ndarray, np.generic, np.random.Generator, jax.Array)
 INERT = (gym.Space, EnvSpec, Enum, type)
 """What does not change while a vector is stepped."""
 LEFT_OUT = ("env", "envs", "env_fns", "metadata")
 """Attributes of vectors that are kept in another way, or never change."""
+SCALARS = frozenset((bool, int, float, str, bytes, type(None)))
+OTHERWISE = (*INERT, gym.Env, Agents)
+"""Objects that are kept in another way, or never change."""
+
+
+class NOTHING:
+    """Stands for an attribute of which nothing is kept."""
 
 
 class Retraced(gym.Wrapper[Any, Any, Any, Any]):
@@ -36,8 +45,9 @@ class Retraced(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
+        self.layers = tuple(_layers(env))
         self.begun: dict[str, Any] | None = None
-        """How the episode began: the generators before the reset, and its arguments."""
+        """How the episode began: what was held before the reset, and its arguments."""
         self.actions: list[Any] = []
         """The actions since; more than `MOST` are of no use."""
         self.seen: Any = None
@@ -49,7 +59,7 @@ class Retraced(gym.Wrapper[Any, Any, Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Reset the environment, and note what its generators were before."""
-        self.begun = {"generators": _generators(self.env), "seed": seed, "options": options}
+        self.begun = {"held": _held(self.layers), "seed": seed, "options": options}
         self.actions, self.rewards = [], []
         result = self.env.reset(seed=seed, options=options)
         self.seen = result[0] if isinstance(result, tuple) else None
@@ -70,7 +80,8 @@ class Retraced(gym.Wrapper[Any, Any, Any, Any]):
         if self.begun is None or len(self.actions) > MOST:
             return None
         actions = jax.tree.map(lambda *x: np.stack(x), *self.actions) if self.actions else None
-        what = {"begun": self.begun, "count": len(self.actions), "actions": actions}
+        begun = {**self.begun, "held": _lasting(self.begun["held"])}
+        what = {"begun": begun, "count": len(self.actions), "actions": actions}
         if not all(map(_is_plain, jax.tree.leaves((what, self.seen)))):
             return None
         return {**what, "seen": self.seen, "rewards": np.array(self.rewards)}
@@ -80,8 +91,7 @@ class Retraced(gym.Wrapper[Any, Any, Any, Any]):
         if kept is None:
             return False
         begun = kept["begun"]
-        # Generators that a first reset makes are not there before it.
-        _set_generators(self.env, begun["generators"])
+        _hold(self.layers, begun["held"])
         Retraced.reset(self, seed=begun["seed"], options=begun["options"])
         for i in range(kept["count"]):
             Retraced.step(self, jax.tree.map(lambda x, i=i: x[i], kept["actions"]))
@@ -102,23 +112,72 @@ def _layers(env: Any) -> Iterator[Any]:
         env = inner
 
 
-def _generators(env: Any) -> list[tuple[int, str, Any]]:
-    """Return the states of all generators of an environment and its wrappers."""
-    found = []
-    for number, layer in enumerate(_layers(env)):
-        for name, value in vars(layer).items():
-            if isinstance(value, np.random.Generator):
-                found.append((number, name, value.bit_generator.state))
-    return found
+def _held(layers: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return what an environment and its wrappers hold now, by layer and attribute.
+
+    That are plain values, such as the number of episodes that a curriculum goes by; the states of
+    generators; and the attributes of objects of plain values, such as the running moments of
+    `gymnasium.wrappers.NormalizeObservation`. A reset need not make them again.
+    """
+    return [_attributes_of(layer) for layer in layers]
 
 
-def _set_generators(env: Any, states: list[tuple[int, str, Any]]) -> None:
-    """Give an environment the generators that it had, whether it has any now or not."""
-    layers = list(_layers(env))
-    for number, name, state in states:
-        made = getattr(np.random, state["bit_generator"])()
-        made.state = state
-        setattr(layers[number], name, np.random.Generator(made))
+def _attributes_of(layer: Any) -> dict[str, Any]:
+    # This is called at each reset, and most attributes are numbers.
+    return {
+        name: value if type(value) in SCALARS else _copied(name, value)
+        for name, value in vars(layer).items()
+    }
+
+
+def _copied(name: str, value: Any) -> Any:
+    """Return what lasts of a value that is no scalar; `NOTHING` if that is nothing."""
+    if isinstance(value, np.random.Generator):
+        return {"generator": value.bit_generator.state}
+    if (plain := _plain_copy(value)) is not NOTHING:
+        return plain
+    if name in LEFT_OUT or isinstance(value, OTHERWISE):
+        return NOTHING
+    inner = {key: _plain_copy(x) for key, x in getattr(value, "__dict__", {}).items()}
+    return {"object": inner} if inner and all(x is not NOTHING for x in inner.values()) else NOTHING
+
+
+def _plain_copy(value: Any) -> Any:
+    """Return a plain value, which nobody else may write to; `NOTHING` if it is none, or large."""
+    if isinstance(value, np.ndarray):
+        fits = value.nbytes <= LARGEST and not value.dtype.hasobject
+        return value.copy() if fits else NOTHING
+    return value if type(value) in SCALARS or isinstance(value, np.generic) else NOTHING
+
+
+def _lasting(held: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return of what layers held what is kept."""
+    return [dict(filter(lambda pair: pair[1] is not NOTHING, layer.items())) for layer in held]
+
+
+def _hold(layers: Sequence[Any], held: Sequence[Mapping[str, Any]]) -> None:
+    """Give layers what they held, whether they have it now or not; the rest stays as it is."""
+    for layer, attributes in zip(layers, held, strict=True):
+        for name, value in attributes.items():
+            if not isinstance(value, Mapping):
+                _set(layer, name, value)
+            elif "generator" in value:
+                made = getattr(np.random, value["generator"]["bit_generator"])()
+                made.state = value["generator"]
+                # Generators that a first reset makes are not there before it.
+                setattr(layer, name, np.random.Generator(made))
+            else:
+                for key, x in value["object"].items():
+                    _set(getattr(layer, name, None), key, x)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute if it is another one, in place if it is an array, which may have views."""
+    now = getattr(owner, name, None)
+    if isinstance(now, np.ndarray) and _alike(now, value):
+        np.copyto(now, value)
+    elif now is None or not _same(now, value):
+        setattr(owner, name, value)
 
 
 def _is_plain(x: Any) -> bool:
@@ -150,8 +209,9 @@ class RetracedAgents(Agents):
 
     def __init__(self, inner: Agents) -> None:
         self.inner, self.names = inner, inner.names
+        self.layers = tuple(_layers(inner))
         self.begun: dict[str, Any] | None = None
-        """How the episode began: the generators before the reset, and its seed."""
+        """How the episode began: what was held before the reset, and its seed."""
         self.actions: list[Mapping[str, Any]] = []
         """The actions by agent since; more than `MOST` are of no use."""
         self.turn: Turn | None = None
@@ -167,7 +227,7 @@ class RetracedAgents(Agents):
 
     def reset(self, seed: int | None = None) -> Turn:
         """Begin an episode, and note what the generators were before."""
-        self.begun = {"generators": _generators(self.inner), "seed": seed}
+        self.begun = {"held": _held(self.layers), "seed": seed}
         self.actions = []
         self.turn = self.inner.reset(seed)
         return self.turn
@@ -183,14 +243,15 @@ class RetracedAgents(Agents):
         """Return what brings it back; None where its episode is too long."""
         if self.begun is None or len(self.actions) > MOST:
             return None
-        what = {"begun": self.begun, "actions": self.actions, "turn": _plain_turn(self.turn)}
+        begun = {**self.begun, "held": _lasting(self.begun["held"])}
+        what = {"begun": begun, "actions": self.actions, "turn": _plain_turn(self.turn)}
         return what if all(map(_is_plain, jax.tree.leaves(what))) else None
 
     def bring_back(self, kept: Any) -> bool:
         """Go through the episode again; return whether it came out as it was."""
         if kept is None:
             return False
-        _set_generators(self.inner, kept["begun"]["generators"])
+        _hold(self.layers, kept["begun"]["held"])
         self.reset(kept["begun"]["seed"])
         for actions in kept["actions"]:
             # It came out otherwise where other agents act.

@@ -310,8 +310,7 @@ class Loop:
         if unit.ctx.dropped:
             unit.ctx.dropped = False
             self.stream.emit(Dropped(unit.name, steps))
-            ledger.dropped[edge] += 1
-            ledger.dropped_steps[edge] += steps
+            ledger.drop(edge, steps)
         else:
             ledger.got[edge] += 1
             ledger.got_steps[edge] += steps
@@ -395,8 +394,7 @@ class Loop:
             dropped = channel.put(unit.name, settled)
             if dropped is not None:
                 source, item = dropped
-                ledger.dropped[source, queue] += 1
-                ledger.dropped_steps[source, queue] += steps_of(item)
+                ledger.drop((source, queue), steps_of(item))
                 stream.emit(Dropped(queue, steps_of(item)))
             if stream.levels:
                 stream.emit(QueueLevel(queue, len(channel), channel.capacity))

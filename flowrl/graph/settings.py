@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, Self
 
 from flowrl.core.declared import check_declared
-from flowrl.errors import FlowrlError
+from flowrl.errors import FlowrlError, SettingError
 from flowrl.graph.keywords import check_keywords
 from flowrl.graph.values import fit
 
@@ -19,8 +20,8 @@ class Settings:
 
     A check in `__post_init__` that fails at a value of a wrong type, such as ``"4" < 1``, becomes
     the error of the field that holds it. So does a float where a whole number is wanted, such as
-    ``epochs=1.5``, which most comparisons take. A setting that does not exist is refused with the
-    names of those that do.
+    ``epochs=1.5``, which most comparisons take, and NaN, which passes many of them. A setting that
+    does not exist is refused with the names of those that do.
     """
 
     def __new__(cls, *_: Any, **named: Any) -> Self:
@@ -62,13 +63,48 @@ def _named(check: Callable[[Any], None]) -> Callable[[Any], None]:
     return checked
 
 
+def check_shares(settings: Any, *names: str) -> None:
+    """Refuse fields that are not from 0 to 1.
+
+    Args:
+        settings: the settings that hold them.
+        names: of the fields; one that is None is not checked, here and below.
+
+    Raises:
+        SettingError: with the first of them that is out of the range, here and below.
+    """
+    _check_range(settings, names, lambda x: 0 <= x <= 1, "be from 0 to 1")
+
+
+def check_not_negative(settings: Any, *names: str) -> None:
+    """Refuse fields that are negative."""
+    _check_range(settings, names, lambda x: x >= 0, "not be negative")
+
+
+def check_above_0(settings: Any, *names: str) -> None:
+    """Refuse fields that are not above 0."""
+    _check_range(settings, names, lambda x: x > 0, "be above 0")
+
+
+def _check_range(
+    settings: Any, names: tuple[str, ...], fits: Callable[[float], bool], wanted: str
+) -> None:
+    for name in names:
+        if (found := getattr(settings, name)) is not None and not fits(found):
+            may_be_none = type(None) in typing.get_args(_hints(type(settings)).get(name))
+            raise SettingError(f"{name} must {wanted}{' or None' * may_be_none}, got {found}")
+
+
 def _refuse_floats(value: Any) -> None:
-    """Raise an error for the first field that holds a float where a whole number is wanted.
+    """Raise an error for the first float that is NaN, or stands where a whole number is wanted.
 
     Raises:
         SettingError: with the field.
     """
     kind: Any = type(value)
+    for name in _hints(kind):
+        if isinstance(found := getattr(value, name, None), float) and math.isnan(found):
+            raise SettingError(f"{kind.__name__}.{name} must be a number, got nan")
     for name, hint in _whole_fields(kind).items():
         if isinstance(found := getattr(value, name, None), float):
             fit(found, hint, f"{kind.__name__}.{name}")

@@ -46,3 +46,16 @@ class Goal:
         """Return whether a row reaches it."""
         name = self.comparison.name
         return name in row and bool(self.comparison.holds(row[name]))
+
+
+def reaches(until: Callable[[Row], bool], row: Row) -> bool:
+    """Return whether a row reaches a goal.
+
+    Raises:
+        RuntimeError: the goal raised StopIteration, which a loop over the rows would take for
+            their end.
+    """
+    try:
+        return until(row)
+    except StopIteration as error:
+        raise RuntimeError("until raised StopIteration; give next() a default") from error

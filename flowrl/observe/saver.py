@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -279,26 +279,40 @@ class Saver:
         Raises:
             SaveError: it can't be written.
         """
-        self.log.close()
-        self.history.close(None if results is None else results.profile)
-        if self.folder is None:
-            return
         try:
-            if results is None:
-                return
-            if self.best is not None:
-                self.best.write(save_policy)
-            files = results.reports() | (failure(error) if error is not None else {})
-            ended = {"ended": about.ending(reason, rows)}
-            files[about.FILE] = about.to_text({**self.facts, **ended})
-            # A row that could not be written switched this observer off: the disk was full, say.
-            if self.written < len(rows):
-                files["rows.jsonl"] = "".join(to_json(row) + "\n" for row in rows)
-            self.folder.finish(results.policies, files)
+            # Each of these is done, the last one first, whatever the others raise.
+            with ExitStack() as last:
+                if self.folder is not None:
+                    last.callback(self.folder.close)
+                    last.callback(self._seal, self.folder, rows, results, reason, error)
+                last.callback(self.history.close, None if results is None else results.profile)
+                last.callback(self.log.close)
         except OSError as problem:
             raise SaveError(f"{self.path} could not be saved: {problem}") from problem
-        finally:
-            self.folder.close()
+
+    def _seal(
+        self,
+        folder: RunDir,
+        rows: Sequence[Row],
+        results: Results | None,
+        reason: str | None,
+        error: BaseException | None,
+    ) -> None:
+        """Write how the run ended, and with its results what seals the directory."""
+        files = failure(error) if error is not None else {}
+        ended = {"ended": about.ending(reason, rows)}
+        files[about.FILE] = about.to_text({**self.facts, **ended})
+        # A row that could not be written switched this observer off: the disk was full, say.
+        if self.written < len(rows):
+            files["rows.jsonl"] = "".join(to_json(row) + "\n" for row in rows)
+        if results is None:
+            # Its weights are lost, so there is no policy, and nothing to seal.
+            for name, text in files.items():
+                folder.put(name, text)
+            return
+        if self.best is not None:
+            self.best.write(save_policy)
+        folder.finish(results.policies, results.reports() | files)
 
 
 def _said(error: Exception) -> str:

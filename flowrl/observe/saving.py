@@ -49,7 +49,10 @@ class RunDir:
         except OSError as error:
             raise SaveError(f"can't make the directory {self.path}: {error.strerror}") from None
         # Whoever finds the other files finds this one, too, and that it is locked.
-        self._rows = (self.path / "rows.jsonl").open("a", encoding="utf-8")
+        try:
+            self._rows = (self.path / "rows.jsonl").open("a", encoding="utf-8")
+        except OSError as error:
+            raise SaveError(f"can't write into {self.path}: {error.strerror}") from None
         self._lock()
         for name, text in {"command.txt": _command(), **files}.items():
             self.put(name, text)

@@ -296,16 +296,17 @@ def _check_numbers(
         SettingError: with the numbers.
     """
     for name, numbers in (("runners", runners), ("nodes", nodes)):
-        if not numbers or min(numbers) < 1:
-            raise SettingError(f"{name} must be numbers of at least 1, got {list(numbers)}")
+        if not numbers or any(int(x) != x or x < 1 for x in numbers):
+            raise SettingError(f"{name} must be whole numbers from 1 on, got {list(numbers)}")
     if max(runners) < min(nodes):
         raise SettingError(
             f"there are at most {max(runners)} runners for at least {min(nodes)} nodes, so that "
             "nodes would have none; take more runners, or fewer nodes"
         )
-    if (cores is not None and cores < 1) or not bandwidth > 0 or (price is not None and price < 0):
+    whole = cores is None or (int(cores) == cores and cores >= 1)
+    if not (whole and bandwidth > 0 and (price is None or price >= 0)):
         raise SettingError(
-            "cores must be at least 1, bandwidth above 0 and price not negative, got "
+            "cores must be a whole number from 1 on, bandwidth above 0 and price not negative, got "
             f"{cores}, {bandwidth} and {price}"
         )
 

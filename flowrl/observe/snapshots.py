@@ -38,8 +38,9 @@ Kept = Callable[[], AbstractContextManager[Any]]
 class Snapshots:
     """How often a run is kept so that it can be resumed, and how many snapshots stay.
 
-    A snapshot is also made at the end of a run, at Ctrl-C and at SIGTERM. With each the best policy
-    so far is written into the folder ``best``, where `fl.load(path, which="best")` finds it.
+    A snapshot is also made at the end of a run, at Ctrl-C and, of `flowrl run`, at SIGTERM. With
+    each the best policy so far is written into the folder ``best``, where
+    `fl.load(path, which="best")` finds it.
 
     Args:
         every: least seconds between two snapshots; 0: one after every row (default 60).

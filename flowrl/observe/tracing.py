@@ -47,9 +47,12 @@ class Tracing:
             )
         if self.file is not None:
             check_new(self.file, "name another file for the trace")
-        # The processes that the run starts inherit the environment variable.
-        self.before = os.environ.get(TRACE)
+        self.before: str | None = None
         """What the environment variable was, so that a user's own setting outlives the run."""
+
+    def start(self) -> None:
+        """Let this process trace, and those that the run starts, which inherit the variable."""
+        self.before = os.environ.get(TRACE)
         os.environ[TRACE] = "1"
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from flowrl.core.items import Batch
 from flowrl.errors import SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site
+from flowrl.graph.settings import check_shares
 from flowrl.graph.use import Use
 from flowrl.offline.reader import Reader
 from flowrl.rl.spaces import Spaces
@@ -153,8 +154,7 @@ class Dataset(Resource):
             raise SettingError(f"n_step must be at least 1 or None, got {self.n_step}")
         if self.buffer_size < 1:
             raise SettingError(f"buffer_size must be at least 1, got {self.buffer_size}")
-        if not 0 <= self.gamma <= 1:
-            raise SettingError(f"gamma must be from 0 to 1, got {self.gamma}")
+        check_shares(self, "gamma")
 
     def open(self, site: Site) -> DatasetHandle:
         """Find the dataset, check it, and return the handle."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from flowrl.errors import SaveError
 from flowrl.offline.files import Files, damage
+from flowrl.rl.actions import leaves
 from flowrl.rl.spaces import Spaces
 
 Array = np.ndarray[Any, Any]
@@ -88,21 +90,42 @@ class _Checked:
             raise self.wrong("rewards", "it has no steps")
         reward = self._numbers("rewards", length)
         terminated = self._end(length)
-        return Episode(self._observations(length), self._actions(length), reward, terminated)
+        obs, action = self._observations(length), self._actions(length)
+        allowed = self.spaces.allowed({name: x[:-1] for name, x in obs.items()})
+        if allowed is not None:
+            self._check_allowed(action, allowed)
+        return Episode(obs, action, reward, terminated)
+
+    def _check_allowed(self, action: Array, allowed: Array) -> None:
+        """Refuse an action that the mask of its own observation rules out."""
+        sizes = np.asarray(self.spaces.head.sizes)
+        choices = action[:, None] if action.ndim == 1 else action[:, : sizes.size].astype(int)
+        taken = np.take_along_axis(allowed, choices + np.cumsum(sizes) - sizes, 1)
+        self._check_all("actions", taken, "the mask rules out choice {}", choices)
 
     def _numbers(self, field: str, length: int) -> Array:
         x = np.asarray(self.raw[field])
         if x.shape != (length,):
             raise self.wrong(field, f"it has shape {list(x.shape)}, and not [{length}]")
+        return self._converted(field, x, np.dtype(np.float32))
+
+    def _converted(self, field: str, x: Array, dtype: np.dtype[Any]) -> Array:
+        """Return numbers as those of another type, after checking that these are the same ones."""
         if x.dtype.kind not in "bfiu":
             raise self.wrong(field, f"it holds {x.dtype}, and no numbers")
-        self._check_finite(field, x)
-        return x.astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            found: Array = x.astype(dtype)
+        if dtype.kind == "f":
+            self._check_all(field, np.isfinite(found), f"it is not finite in {dtype}", x)
+        else:
+            self._check_all(field, found == x, f"it holds {{}}, which {dtype} can't", x)
+        return found
 
-    def _check_finite(self, field: str, x: Array) -> None:
-        if x.dtype.kind == "f" and not np.isfinite(x).all():
-            step = int(np.argwhere(~np.isfinite(x))[0][0])
-            raise self.wrong(field, f"it is not finite at step {step}")
+    def _check_all(self, field: str, right: Array, problem: str, x: Array) -> None:
+        """Raise the error of the first step of which not all is right."""
+        if not right.all():
+            first = tuple(np.argwhere(~right)[0])
+            raise self.wrong(field, f"{problem.format(x[first])} at step {first[0]}")
 
     def _end(self, length: int) -> bool:
         """Return whether the episode terminated, and was not cut short."""
@@ -123,7 +146,7 @@ class _Checked:
 
     def _observations(self, length: int) -> dict[str, Array]:
         found = {}
-        for part in self.spaces.parts:
+        for (_, space), part in zip(leaves(self.spaces.obs), self.spaces.parts, strict=True):
             field = f"observations{part.name.removeprefix('obs')}"
             try:
                 x = np.asarray(part.of(self.raw["observations"]))
@@ -136,8 +159,12 @@ class _Checked:
                     f"it has shape {list(x.shape)}, and not {wanted}: one for each step and the "
                     "final one",
                 )
-            self._check_finite(field, x)
-            found[part.name] = np.asarray(x, part.dtype)
+            found[part.name] = x = self._converted(field, x, part.dtype)
+            if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+                start = np.asarray(space.start)
+                sizes = space.nvec if isinstance(space, gym.spaces.MultiDiscrete) else space.n
+                inside = (x >= start) & (x - start < np.asarray(sizes))
+                self._check_all(field, inside, f"it holds {{}}, which is not in {space},", x)
         return found
 
     def _actions(self, length: int) -> Array:
@@ -155,8 +182,7 @@ class _Checked:
                 raise self.wrong(
                     field, f"it has shape {list(x.shape)}, and not {[length, *part.shape]}"
                 )
-            self._check_finite(field, x)
-            found[part.path] = x
+            found[part.path] = self._converted(field, x, np.dtype(int if part.discrete else float))
         action: Array = head.from_env(found)
         sizes = np.asarray(head.sizes)
         if sizes.size:

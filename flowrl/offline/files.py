@@ -7,10 +7,12 @@ A dataset is a directory in Minari's format, which Minari's own library reads an
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ MAIN = "main_data.hdf5"
 """The file in it that holds the episodes, by Minari's name."""
 MANIFEST = "manifest.json"
 """The file that seals a dataset that flowrl wrote: its contents, and the sums of its files."""
+BLOCK = 65_536
+"""Bytes of each part of a file by which an unsealed dataset is known."""
 SPACES, ENV, TOKEN = "flowrl_spaces", "flowrl_env", "flowrl_run"
 """The keys of the metadata under which flowrl notes the spaces, the environment's name, and by what
 the run that writes is known."""
@@ -114,8 +118,8 @@ class Files:
         kind = storage()
         self.folder = located(path)
         self.main = self.folder / MAIN
-        root = self.folder.parent if self.folder.name == DATA else self.folder
-        self.manifest = self._verified(root)
+        self.root = self.folder.parent if self.folder.name == DATA else self.folder
+        self.manifest = self._verified(self.root)
         """What the manifest says; None without one."""
         metadata = self.folder / METADATA
         with damage(metadata):
@@ -123,12 +127,12 @@ class Files:
             self.episodes = int(self.facts["total_episodes"])
             self.minari = kind.read(self.folder)
             self.spaces = self._spaces()
-        if not self.episodes:
-            raise SaveError(f"{metadata}: the dataset is empty, it has no whole episode; write it")
         with damage(self.main):
             known = self.minari.get_episode_metadata(range(self.episodes))
             self.lengths = [int(episode["total_steps"]) for episode in known]
             """The steps of each episode."""
+        if not self.steps:
+            raise SaveError(f"{metadata}: the dataset is empty, it has no whole episode; write it")
 
     def _verified(self, root: Path) -> dict[str, Any] | None:
         """Return the manifest, after checking each file against it; None if there is none.
@@ -168,6 +172,23 @@ class Files:
             return str(self.facts[ENV])
         spec = self.facts.get("env_spec")
         return str(json.loads(spec).get("id", "")) if isinstance(spec, str) else ""
+
+    @cached_property
+    def sum(self) -> str:
+        """What distinguishes its contents from those of another dataset with as many steps.
+
+        It is the SHA-256 sum of the file of episodes if the dataset is sealed, and else that of 64
+        parts of it, for a dataset of Minari may be too large to be read as a whole at each start.
+        """
+        if self.manifest is not None:
+            name = self.main.relative_to(self.root).as_posix()
+            return str(self.manifest["files"][name]["sha256"])
+        size, digest = self.main.stat().st_size, hashlib.sha256()
+        with self.main.open("rb") as file:
+            for part in range(64):
+                file.seek(size * part // 64)
+                digest.update(file.read(min(BLOCK, size)))
+        return digest.hexdigest()
 
     @property
     def steps(self) -> int:

@@ -148,7 +148,11 @@ class Reader(Keeping):
         """Epochs that are over."""
         self.position = 0
         """Transitions of this epoch that were taken."""
-        self.identity = {"episodes": self.files.episodes, "steps": self.files.steps}
+        self.identity = {
+            "episodes": self.files.episodes,
+            "steps": self.files.steps,
+            "sum": self.files.sum,
+        }
         """By what it is known whether the dataset is still the same."""
         self._order: list[Array] = []
         """The episodes of each chunk of this epoch."""
@@ -199,10 +203,14 @@ class Reader(Keeping):
         """
         was, now = state["identity"], self.identity
         if was != now:
+            has = f"{now['episodes']:,} with {now['steps']:,}"
+            others = ""
+            if (was["episodes"], was["steps"]) == (now["episodes"], now["steps"]):
+                has, others = "as many", " with other contents"
             raise SaveError(
                 f"{self.files.folder}: the dataset had {was['episodes']:,} episodes with "
-                f"{was['steps']:,} steps when the run was kept, and has {now['episodes']:,} with "
-                f"{now['steps']:,} now; a run goes on with the dataset that it began with"
+                f"{was['steps']:,} steps{others} when the run was kept, and has {has} now; a run "
+                "goes on with the dataset that it began with"
             )
         super().take(state)
         self._begin_epoch()
@@ -230,6 +238,7 @@ class Reader(Keeping):
             steps = order[begin : begin + missing]
             parts.append(chunk.batch(steps))
             missing -= len(steps)
+            del chunk, order  # or memory would hold them while the next ones are read
             self.position += len(steps)
             if self.position == self._ends[-1]:
                 self.epoch, self.position = self.epoch + 1, 0

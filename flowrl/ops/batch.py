@@ -14,6 +14,7 @@ from flowrl.core.items import Batch
 from flowrl.core.texts import plural
 from flowrl.errors import ContractError, SettingError, a
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
+from flowrl.graph.settings import check_shares
 from flowrl.learner.learner import LearnerHandle
 from flowrl.rl.masked import standardized
 from flowrl.rl.returns import gae
@@ -106,9 +107,7 @@ class Advantages(Stateless):
     adds: ClassVar[tuple[str, ...]] = ("advantage", "target")
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SettingError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+        check_shares(self, "gamma", "gae_lambda")
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Batch]:
         """Yield the batch with the two fields added."""

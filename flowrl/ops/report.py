@@ -14,6 +14,7 @@ from flowrl.core.texts import amount
 from flowrl.errors import SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref
+from flowrl.graph.settings import check_not_negative
 from flowrl.rollout.evaluation import MAX_STEPS
 from flowrl.rollout.handle import RunnersHandle
 
@@ -44,10 +45,9 @@ class Report(Operator):
     reports: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.every_steps < 0 or self.every_seconds < 0:
-            raise SettingError(
-                f"every must be at least 1, every_steps and every_seconds not negative; got {self}"
-            )
+        if self.every < 1:
+            raise SettingError(f"every must be at least 1, got {self.every}")
+        check_not_negative(self, "every_steps", "every_seconds")
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """Return how many items make a Row, and how many steps and updates are in one."""
@@ -113,7 +113,7 @@ class Evaluate(Operator):
             ``runners``).
 
     Raises:
-        SettingError: a number is below 1.
+        SettingError: a number is out of its range.
     """
 
     every: int = 100
@@ -127,6 +127,8 @@ class Evaluate(Operator):
     def __post_init__(self) -> None:
         if self.every < 1 or self.episodes < 1 or self.max_steps < 1:
             raise SettingError(f"every, episodes and max_steps must be at least 1; got {self}")
+        if not 0 <= self.seed < 2**32:
+            raise SettingError(f"seed must be from 0 to 2**32 - 1, got {self.seed}")
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """Return what is played, and how often."""

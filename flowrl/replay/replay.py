@@ -9,6 +9,7 @@ from typing import ClassVar
 from flowrl.core.texts import plural
 from flowrl.errors import SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site
+from flowrl.graph.settings import check_shares
 from flowrl.graph.use import Use
 from flowrl.replay.handle import ReplayHandle
 from flowrl.replay.host_replay import HostReplay
@@ -92,10 +93,8 @@ class Replay(Resource):
                 "own (R2D2Loss(n_step=...)), so n_step must be 1, "
                 f"got sequence_length={self.sequence_length}, n_step={self.n_step}"
             )
-        for name in ("gamma", "alpha", "beta"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SettingError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
-        if self.eps <= 0:
+        check_shares(self, "gamma", "alpha", "beta")
+        if not self.eps > 0:
             raise SettingError(
                 "eps must be above 0, or a row with priority 0 is never sampled again, "
                 f"got {self.eps}"

@@ -11,14 +11,15 @@ from flax import nnx
 
 from flowrl.errors import PolicyError
 from flowrl.rl.actions import head
-from flowrl.rl.layers import Trunk, check_widths, encoder
+from flowrl.rl.layers import Trunk, check_widths, encoder_of_any
 from flowrl.rl.value_networks import uniform
 
 Array = Any
 ACTOR = ("actor", "action")
 """What the names of an actor's parameters begin with."""
-CRITIC = ("critics", "values")
-"""What the names of the critics' parameters begin with."""
+CRITIC = ("critics", "values", "encoder")
+"""What the names of the critics' parameters begin with, and those of the convolutions before both.
+"""
 
 
 class ActorCritics(nnx.Module):
@@ -62,7 +63,9 @@ class ActorCritics(nnx.Module):
         if critics < 1:
             raise PolicyError(f"critics must be at least 1, got {critics}")
         check_widths(hidden)
-        self.encoder = encoder(obs_space, normalize=normalize, rngs=rngs)
+        self.encoder = encoder_of_any(
+            obs_space, type(self).__name__, normalize=normalize, rngs=rngs
+        )
         self.actor = Trunk(self.encoder.size, hidden, activation, linear=uniform, rngs=rngs)
         self.action = uniform(hidden[-1], outputs * actions.width, rngs=rngs)
         inputs = self.encoder.size + actions.width
@@ -100,7 +103,7 @@ class SACNetwork(ActorCritics):
         rngs: random keys of the initial weights.
 
     Raises:
-        PolicyError: actions are not in a Box.
+        PolicyError: actions are not in a Box, or `alpha` is not above 0.
     """
 
     parameter_groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -132,6 +135,8 @@ class SACNetwork(ActorCritics):
             normalize=normalize,
             rngs=rngs,
         )
+        if not alpha > 0:
+            raise PolicyError(f"alpha must be above 0, got {alpha}")
         # The logarithm is trained, so that the temperature stays above 0.
         self.log_temperature = nnx.Param(jnp.log(jnp.float32(alpha)))
 

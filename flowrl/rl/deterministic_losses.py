@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from flowrl.errors import SettingError
+from flowrl.graph.settings import check_not_negative
 from flowrl.rl.losses import Bound, Loss, Metrics
 from flowrl.rl.masked import mean
 from flowrl.rl.value_losses import TRANSITION, no_recurrence, weighted_mean
@@ -59,11 +59,7 @@ class TD3Loss(Loss):
     deterministic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.target_noise < 0 or self.target_noise_clip < 0:
-            raise SettingError(
-                "target_noise and target_noise_clip must not be negative, "
-                f"got {self.target_noise} and {self.target_noise_clip}"
-            )
+        check_not_negative(self, "target_noise", "target_noise_clip")
 
     def check(self, net: Network) -> str:
         """Return what is wrong unless the policy has critics and is not recurrent."""

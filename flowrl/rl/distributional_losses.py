@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
-from flowrl.errors import SettingError
+from flowrl.graph.settings import check_above_0
 from flowrl.rl.losses import Bound, Loss, Metrics
 from flowrl.rl.masked import mean
 from flowrl.rl.return_distributions import CategoricalReturns, QuantileReturns, Returns
@@ -112,8 +112,7 @@ class QRLoss(Loss):
         return _unfit(self, net, QuantileReturns, wanted) or no_recurrence(self, net, WAY)
 
     def __post_init__(self) -> None:
-        if self.huber is not None and self.huber <= 0:
-            raise SettingError(f"huber must be above 0 or None, got {self.huber}")
+        check_above_0(self, "huber")
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.errors import SettingError
-from flowrl.graph.settings import Settings
+from flowrl.graph.settings import Settings, check_not_negative
 from flowrl.rl.actions import RULED_OUT, Head
 from flowrl.rl.distributions import Categorical, Distribution, MultiCategorical
 
@@ -106,11 +106,16 @@ class EpsilonGreedy(Explore):
             raise SettingError(
                 f"start and end must be from 0 to 1, got start={self.start}, end={self.end}"
             )
-        if self.steps < 1 or self.spread < 0:
+        if self.steps < 1 or not self.spread >= 0:
             raise SettingError(
                 "steps must be at least 1 and spread not negative, "
                 f"got steps={self.steps}, spread={self.spread}"
             )
+
+    @property
+    def last(self) -> EpsilonGreedy:
+        """The same with the epsilon that remains at last."""
+        return replace(self, start=self.end)
 
     def check(self, head: Head) -> str:
         """Return what is wrong unless all numbers of an action are choices."""
@@ -169,8 +174,7 @@ class GaussianNoise(Explore):
     deviation: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.deviation < 0:
-            raise SettingError(f"deviation must not be negative, got {self.deviation}")
+        check_not_negative(self, "deviation")
 
     def check(self, head: Head) -> str:
         """Return what is wrong unless actions are numbers between finite bounds."""
@@ -201,16 +205,17 @@ class RandomStart(Explore):
     then: Explore = Sampled()
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise SettingError(f"steps must not be negative, got {self.steps}")
+        check_not_negative(self, "steps")
 
     @property
     def last(self) -> Explore:
-        """The exploration after the random steps."""
-        return self.then
+        """The one that remains of the exploration after the random steps."""
+        return self.then.last
 
     def check(self, head: Head) -> str:
         """Return what is wrong unless actions are numbers between finite bounds."""
+        if self.then.noisy:
+            return f"RandomStart takes no {type(self.then).__name__}, whose noise is in the weights"
         return _unbounded("RandomStart", head) or self.then.check(head)
 
     def noise(self, head: Head, key: Array, n: int, step: Array, env: Array, envs: int) -> Array:

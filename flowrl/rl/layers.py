@@ -13,7 +13,7 @@ from flax import nnx
 
 from flowrl.errors import PolicyError
 from flowrl.rl.actions import Path, head, leaves
-from flowrl.rl.images import Images, shows_images
+from flowrl.rl.images import NOT_NORMALIZED, Images, shows_images
 from flowrl.rl.initializers import orthogonal, orthogonal_weights
 from flowrl.rl.normalizing import RunningNorm
 
@@ -135,6 +135,25 @@ def encoder(space: gym.Space[Any], *, normalize: bool, rngs: nnx.Rngs) -> Any:
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         return Parts(space, normalize=normalize, rngs=rngs)
     return Encoder(space, normalize=normalize)
+
+
+def encoder_of_any(space: gym.Space[Any], name: str, *, normalize: bool, rngs: nnx.Rngs) -> Any:
+    """Return convolutions for large images of bytes, and else what `encoder` returns.
+
+    Args:
+        space: the observation space.
+        name: the name of the network, for errors.
+        normalize: as of `encoder`.
+        rngs: as of `encoder`.
+
+    Raises:
+        PolicyError: as of `encoder`, which includes `normalize` for images.
+    """
+    if not shows_images(space):
+        return encoder(space, normalize=normalize, rngs=rngs)
+    if normalize:
+        raise PolicyError(f"{name} {NOT_NORMALIZED}")
+    return Images(space, rngs=rngs)
 
 
 def check_widths(hidden: Any, *, none: bool = False) -> None:

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.core.trees import with_last
-from flowrl.errors import SettingError
-from flowrl.graph.settings import Settings
+from flowrl.graph.settings import Settings, check_above_0, check_not_negative, check_shares
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.masked import mean, standardized
 from flowrl.rl.returns import vtrace
@@ -135,11 +134,6 @@ class Loss(Settings, ABC):
         """
 
 
-def _check_clip_ratio(clip_ratio: float) -> None:
-    if clip_ratio <= 0:
-        raise SettingError(f"clip_ratio must be above 0, got {clip_ratio}")
-
-
 def _clipped_surrogate(ratio: Array, advantage: Array, clip_ratio: float) -> Array:
     """Return the pessimistic surrogate objective of each row (Schulman et al. 2017, equation 7)."""
     unclipped = ratio * advantage
@@ -168,7 +162,7 @@ class PPOLoss(Loss):
         target_kl: KL divergence in nats; 1.5 times it ends an update; None: never (default None).
 
     Raises:
-        SettingError: `clip_ratio` is not above 0.
+        SettingError: `vf_coef` is negative, or one of the others but `ent_coef` not above 0.
     """
 
     clip_ratio: float = 0.2
@@ -183,7 +177,8 @@ class PPOLoss(Loss):
     sampled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_clip_ratio(self.clip_ratio)
+        check_above_0(self, "clip_ratio", "value_clip", "kl_penalty_target", "target_kl")
+        check_not_negative(self, "vf_coef")
 
     @property
     def stops_early(self) -> bool:
@@ -258,6 +253,9 @@ class PGLoss(Loss):
     Args:
         vf_coef: coefficient of the value loss (default 0.5).
         ent_coef: coefficient of the entropy bonus (default 0.0).
+
+    Raises:
+        SettingError: `vf_coef` is negative.
     """
 
     vf_coef: float = 0.5
@@ -266,6 +264,9 @@ class PGLoss(Loss):
     needs: ClassVar[tuple[str, ...]] = ("obs", "action", "advantage", "target")
     on_policy: ClassVar[bool] = True
     sampled: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "vf_coef")
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
@@ -295,6 +296,10 @@ class VTraceLoss(Loss):
             (default 1.0).
         vf_coef: coefficient of the value loss (default 0.5).
         ent_coef: coefficient of the entropy bonus (default 0.0).
+
+    Raises:
+        SettingError: `gamma` or `vtrace_lambda` is not from 0 to 1, or one of the others but
+            `ent_coef` is negative.
     """
 
     gamma: float = 0.99
@@ -316,6 +321,9 @@ class VTraceLoss(Loss):
     sequences: ClassVar[bool] = True
     sampled: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        _check_vtrace(self)
+
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
     ) -> tuple[Array, Metrics]:
@@ -335,6 +343,11 @@ class VTraceLoss(Loss):
             "entropy": entropy,
             "rho_mean": mean(jnp.exp(log_ratio), valid),
         }
+
+
+def _check_vtrace(loss: VTraceLoss | APPOLoss) -> None:
+    check_shares(loss, "gamma", "vtrace_lambda")
+    check_not_negative(loss, "rho_clip", "c_clip", "vf_coef")
 
 
 @dataclass(frozen=True)
@@ -363,7 +376,8 @@ class APPOLoss(Loss):
         kl_coef: coefficient of the KL divergence from the target network (default 0.0).
 
     Raises:
-        SettingError: `clip_ratio` is not above 0.
+        SettingError: `clip_ratio` is not above 0, `gamma` or `vtrace_lambda` is not from 0 to 1, or
+            one of the others but `ent_coef` is negative.
     """
 
     clip_ratio: float = 0.2
@@ -391,7 +405,9 @@ class APPOLoss(Loss):
     target_network: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_clip_ratio(self.clip_ratio)
+        _check_vtrace(self)
+        check_above_0(self, "clip_ratio")
+        check_not_negative(self, "kl_coef")
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]

@@ -13,6 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.errors import SettingError
+from flowrl.graph.settings import check_above_0, check_not_negative
+from flowrl.rl.actor_critics import ActorCritics
+from flowrl.rl.deterministic_losses import Criticised
 from flowrl.rl.losses import Bound, Loss, Metrics
 from flowrl.rl.masked import mean
 from flowrl.rl.value_losses import TRANSITION, SACLoss, no_recurrence
@@ -34,6 +37,10 @@ class BCLoss(Loss):
     needs: ClassVar[tuple[str, ...]] = ("obs", "action")
     on_policy: ClassVar[bool] = False
 
+    def check(self, net: Network) -> str:
+        """Return what is wrong unless the policy decides by single observations."""
+        return no_recurrence(self, net, "take fl.networks.MLP")
+
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
     ) -> tuple[Array, Metrics]:
@@ -41,6 +48,16 @@ class BCLoss(Loss):
         dist, _ = policy(params, batch["obs"])
         loss = -mean(dist.log_prob(batch["action"]), batch["valid"])
         return loss, {"loss/policy": loss}
+
+
+def _no_value(loss: Loss, net: Network, way: str) -> str:
+    """Return why the loss can't train a policy whose value is 0; empty if it is not always so."""
+    if not net.layers(ActorCritics):
+        return ""
+    return (
+        f"{type(loss).__name__} learns the value of observations, of which {net.name} has none "
+        f"beside its critics; {way}"
+    )
 
 
 @dataclass(frozen=True)
@@ -71,17 +88,15 @@ class MARWILLoss(Loss):
     on_policy: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.beta < 0 or self.max_weight <= 0:
-            raise SettingError(
-                f"beta must not be negative and max_weight be above 0, got beta={self.beta}, "
-                f"max_weight={self.max_weight}"
-            )
+        check_not_negative(self, "beta", "vf_coef")
+        check_above_0(self, "max_weight")
         if not 0 < self.rate <= 1:
             raise SettingError(f"rate must be above 0 and at most 1, got {self.rate}")
 
     def check(self, net: Network) -> str:
         """Return what is wrong unless the policy decides by single observations."""
-        return no_recurrence(self, net, "MLP")
+        way = "take fl.networks.MLP"
+        return _no_value(self, net, way) or no_recurrence(self, net, way)
 
     def init(self) -> dict[str, Array]:
         """Return the running mean square of advantages, and the weight of what it is a mean of."""
@@ -152,20 +167,18 @@ class IQLLoss(Loss):
     def __post_init__(self) -> None:
         if not 0 < self.expectile < 1:
             raise SettingError(f"expectile must be between 0 and 1, got {self.expectile}")
-        if self.beta < 0 or self.max_weight <= 0:
-            raise SettingError(
-                f"beta must not be negative and max_weight be above 0, got beta={self.beta}, "
-                f"max_weight={self.max_weight}"
-            )
+        check_not_negative(self, "beta")
+        check_above_0(self, "max_weight")
 
     def check(self, net: Network) -> str:
         """Return what is wrong unless actions are in a Box and the policy is not recurrent."""
-        if not net.head.continuous:
+        if not (net.head.continuous and net.layers(Criticised)):
             return (
                 "IQLLoss needs a policy with a value and critics of actions in a Box "
                 f"(fl.networks.IQLNetwork), not {net.name}; MARWILLoss is for one of n actions"
             )
-        return no_recurrence(self, net, "IQLNetwork")
+        way = "take fl.networks.IQLNetwork"
+        return _no_value(self, net, way) or no_recurrence(self, net, way)
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]

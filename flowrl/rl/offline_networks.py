@@ -11,7 +11,7 @@ from flax import nnx
 
 from flowrl.errors import PolicyError
 from flowrl.rl.actions import head
-from flowrl.rl.layers import Trunk, check_widths, encoder
+from flowrl.rl.layers import Trunk, check_widths, encoder_of_any
 from flowrl.rl.value_networks import uniform
 
 Array = Any
@@ -56,7 +56,7 @@ class IQLNetwork(nnx.Module):
                 "take MLP with MARWILLoss (fl.marwil) for choices"
             )
         check_widths(hidden)
-        self.encoder = encoder(obs_space, normalize=normalize, rngs=rngs)
+        self.encoder = encoder_of_any(obs_space, "IQLNetwork", normalize=normalize, rngs=rngs)
 
         def trunk(inputs: int) -> Trunk:
             return Trunk(inputs, hidden, activation, linear=uniform, rngs=rngs)

@@ -33,9 +33,10 @@ class Optimizers(Spec, Composed):
     ``Optimizers(actor=Adam(1e-4), critic=Adam(1e-3), every={"actor": 2})`` steps the actor at every
     second gradient step. What is not due computes no gradient.
 
-    A name is that of a group which the policy's module declares in ``groups``, such as those of
-    `SACNetwork` and `TD3Network`, or what the names of its parameters begin with. Every parameter
-    must be in exactly one group.
+    A name is that of a group which the policy's module declares in ``parameter_groups``, such as
+    those of `SACNetwork` and `TD3Network`, or what the paths of its parameters begin with, such as
+    ``actor`` for ``actor/layers/0/kernel``. Every parameter must be in exactly one group. A
+    schedule counts the gradient steps of its own group.
 
     Args:
         every: gradient steps for each step of a group, by its name; those that it does not name
@@ -114,7 +115,7 @@ class Optimizers(Spec, Composed):
         prefixes = {group: declared.get(group, (group,)) for group in self.groups}
         of: dict[str, list[str]] = {group: [] for group in prefixes}
         for name in names:
-            found = [group for group, starts in prefixes.items() if name.startswith(starts)]
+            found = [group for group, starts in prefixes.items() if _begins(name, starts)]
             if len(found) != 1:
                 which = f"the groups {' and '.join(found)}" if found else "no group"
                 ways = f"the policy declares {', '.join(declared)}" if declared else _firsts(names)
@@ -229,6 +230,11 @@ def _stepping(rule: optax.GradientTransformation, params: Params) -> Callable[..
 def _resting(gradients: Params, state: Any) -> tuple[Params, Any]:
     """Return no updates, and the state as it is."""
     return jax.tree.map(jnp.zeros_like, gradients), state
+
+
+def _begins(name: str, starts: tuple[str, ...]) -> bool:
+    """Return whether the path of a parameter begins with one of these, each of whole parts."""
+    return f"{name}/".startswith(tuple(f"{start.rstrip('/')}/" for start in starts))
 
 
 def _firsts(names: Collection[str]) -> str:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from flowrl.errors import SettingError
-from flowrl.graph.settings import Settings
+from flowrl.graph.settings import Settings, check_not_negative, check_shares
 from flowrl.graph.values import Spec
 
 
@@ -120,7 +120,7 @@ def _check(lr: Rate, max_grad_norm: float | None) -> None:
     for rate in rates:
         if not isinstance(rate, Schedule) and not 0 <= rate <= LARGEST_RATE:
             raise SettingError(f"lr must be from 0 to {LARGEST_RATE:g}, got {rate}")
-    if max_grad_norm is not None and max_grad_norm <= 0:
+    if max_grad_norm is not None and not max_grad_norm > 0:
         raise SettingError(f"max_grad_norm must be above 0 or None, got {max_grad_norm}")
 
 
@@ -223,6 +223,7 @@ class Adam(Optimizer):
     def __post_init__(self) -> None:
         _check(self.lr, self.max_grad_norm)
         _check_average(self.eps, b1=self.b1, b2=self.b2)
+        check_not_negative(self, "weight_decay")
 
     @property
     def keeps_finite(self) -> bool:
@@ -293,8 +294,8 @@ class SGD(Optimizer):
             (default None).
 
     Raises:
-        SettingError: the learning rate is negative or above `LARGEST_RATE`, or `max_grad_norm`
-            is not above 0.
+        SettingError: the learning rate is negative or above `LARGEST_RATE`, `momentum` is not
+            from 0 to 1, or `max_grad_norm` is not above 0.
     """
 
     lr: Rate = 1e-2
@@ -303,6 +304,7 @@ class SGD(Optimizer):
 
     def __post_init__(self) -> None:
         _check(self.lr, self.max_grad_norm)
+        check_shares(self, "momentum")
 
     def build(self) -> optax.GradientTransformation:
         """Return `optax.sgd`, after the clipping of the norm."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from flowrl.core.trees import with_last
 from flowrl.errors import ContractError, SettingError
+from flowrl.graph.settings import check_above_0, check_shares
 from flowrl.rl.losses import Bound, Loss, Metrics
 from flowrl.rl.masked import mean
 from flowrl.rl.returns import n_step_returns
@@ -83,16 +84,13 @@ class R2D2Loss(Loss):
     values: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "eta"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SettingError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+        check_shares(self, "gamma", "eta")
         if self.n_step < 1 or self.burn_in < 0:
             raise SettingError(
                 "n_step must be at least 1 and burn_in not negative, "
                 f"got n_step={self.n_step}, burn_in={self.burn_in}"
             )
-        if self.huber is not None and self.huber <= 0:
-            raise SettingError(f"huber must be above 0 or None, got {self.huber}")
+        check_above_0(self, "huber")
 
     def check(self, net: Network) -> str:
         """Return what is wrong unless actions are one of n, whose values are the outputs."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from flowrl.errors import SettingError
+from flowrl.graph.settings import check_above_0
 from flowrl.rl.losses import Bound, Loss, Metrics
 from flowrl.rl.masked import mean
 from flowrl.rl.return_distributions import Returns
@@ -130,8 +130,7 @@ class DQNLoss(Loss):
         )
 
     def __post_init__(self) -> None:
-        if self.huber is not None and self.huber <= 0:
-            raise SettingError(f"huber must be above 0 or None, got {self.huber}")
+        check_above_0(self, "huber")
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from numbers import Real
 from typing import TYPE_CHECKING
@@ -13,7 +14,8 @@ from flowrl.core.declared import hidden
 from flowrl.core.metrics import misnamed
 from flowrl.envs.jax_agents import JaxAgents
 from flowrl.envs.jax_envs import JaxEnv
-from flowrl.errors import SettingError, unknown
+from flowrl.errors import GraphError, SettingError, unknown
+from flowrl.graph.settings import check_above_0, check_not_negative
 from flowrl.rl.explore import Explore
 from flowrl.rl.policies import Policy
 from flowrl.rl.team import Team
@@ -52,13 +54,10 @@ def _check_numbers(spec: Runners) -> None:
     for name in ("num_runners", "envs_per_runner", "rollout_length"):
         if getattr(spec, name) < 1:
             raise SettingError(f"{name} must be at least 1, got {getattr(spec, name)}")
-    if spec.restarts < 0 or (spec.timeout is not None and spec.timeout <= 0):
-        raise SettingError(
-            "restarts must not be negative and timeout above 0 or None, got "
-            f"restarts={spec.restarts}, timeout={spec.timeout}"
-        )
-    if spec.clip_rewards is not None and spec.clip_rewards <= 0:
-        raise SettingError(f"clip_rewards must be above 0 or None, got {spec.clip_rewards}")
+    check_not_negative(spec, "restarts")
+    check_above_0(spec, "timeout", "clip_rewards")
+    if spec.timeout == math.inf:
+        raise SettingError("timeout must be finite, or None for no bound, got inf")
     gamma = spec.normalize_rewards
     # True would count as a discount factor of 1.
     is_number = isinstance(gamma, Real) and not isinstance(gamma, bool)
@@ -82,3 +81,24 @@ def _check_explore(spec: Runners) -> None:
             raise SettingError(f"{where} must be one such as fl.EpsilonGreedy(), got {explore!r}")
         if wrong := hidden(explore, Explore):
             raise SettingError(f"{where}: {wrong}")
+
+
+def check_perturbed(spec: Runners) -> None:
+    """Refuse settings that episodes with perturbed weights do not follow.
+
+    Args:
+        spec: the settings of the runners that play them.
+
+    Raises:
+        GraphError: with the setting.
+    """
+    if spec.metrics:
+        raise GraphError(
+            "metrics: infos are not gathered in episodes with perturbed weights; leave it out"
+        )
+    for name in ("clip_rewards", "normalize_rewards"):
+        if getattr(spec, name) is not None:
+            raise GraphError(
+                f"{name}: episodes with perturbed weights count by the environment's own rewards; "
+                "leave it out, or wrap the environment (gymnasium.wrappers.TransformReward)"
+            )

@@ -157,7 +157,7 @@ class JaxPerturbed:
         step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, now["step"])
         bits = _of_lanes(jax.vmap(lambda key: jax.random.bits(key, (shape[2], 2)))(step_keys))
         action_noise = None
-        explore = self.spec.explore_of("")
+        explore = self.spec.explore_of("").last
         if sampled:
             # Both of a pair act by the same noise.
             key, half = jax.random.fold_in(step_keys[0], 1), lanes // 2

@@ -21,6 +21,7 @@ from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Site
 from flowrl.rl.evolution import seeds_of
 from flowrl.rl.policies import Weights
+from flowrl.rollout.checks import check_perturbed
 from flowrl.rollout.evaluation import MAX_STEPS
 from flowrl.rollout.handle import OTHER_CHAIN, RunnersHandle, allowed_requests, part_of
 from flowrl.rollout.jax_core import State, core_of
@@ -316,6 +317,7 @@ class JaxRunners(RunnersHandle):
         """Play the episodes of all perturbations at once, as `RunnersHandle` says."""
         if self.spec.agents:
             return super().perturbed(node, turn, **how)
+        check_perturbed(self.spec)
         self._start()
         if "perturbed" not in self.state:
             self.expect_perturbed()

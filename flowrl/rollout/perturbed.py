@@ -104,7 +104,7 @@ def two_points(
         spaces: of the observations.
 
     Returns:
-        ``visits [2, pairs]``, and the fields of observations ``[2, pairs, *shape]``.
+        ``visits [2, pairs]``, and the fields of observations ``[2, pairs, *shape]``, of floats.
     """
     axes = (0, 2)  # all but that of pairs
     total = count.sum(axes)
@@ -117,7 +117,8 @@ def two_points(
         apart = mean[part.name] - jnp.expand_dims(centre, axes)
         variance = (square[part.name] + weight * apart**2).sum(axes) / seen
         deviation = jnp.sqrt(variance)
-        points[part.name] = jnp.stack([centre + deviation, centre - deviation]).astype(part.dtype)
+        # The points are numbers even where observations are integers.
+        points[part.name] = jnp.stack([centre + deviation, centre - deviation]).astype(jnp.float32)
     return points
 
 
@@ -177,7 +178,7 @@ class PerturbedPlayer:
         self.environments = Environments(spec, self.spaces)
         self._width = 0
         """How many environments were wanted last; 0 before the first time."""
-        explore = ("explore", spec.explore_of(""))
+        explore = ("explore", spec.explore_of("").last)
         self.act = jitted(act_each, (), ("net", network), explore)
         self.memory = jitted(memory_of_each, (), ("net", network), ("k", 1))
         self.perturb = jitted(perturb_each, ())
@@ -222,8 +223,9 @@ class PerturbedPlayer:
             at = np.minimum(np.arange(first, first + width), each_seed.size - 1)
             lanes = range(first, min(first + width, each_seed.size))
             # Both of a pair begin with the same seed, which is that of a whole vector: one with a
-            # form of its own takes no other.
-            begin = int(each_seed[first] >> 1)
+            # form of its own takes no other. Episodes of a pair that come in later rounds begin
+            # with later ones.
+            begin = int(each_seed[first] >> 1) + first % episodes
             for row, scale in enumerate(scales):
                 params = self.perturb(weights, each_seed[at], np.full(width, scale))
                 policy = Weights(params, weights.rest)

@@ -16,6 +16,7 @@ from flowrl.errors import EnvError, GraphError, RunError
 from flowrl.graph.protocols import Future, Workers
 from flowrl.rl.evolution import seeds_of
 from flowrl.rl.policies import Weights
+from flowrl.rollout.checks import check_perturbed
 from flowrl.rollout.evaluation import MAX_STEPS, Evaluation
 from flowrl.rollout.handle import RunnersHandle
 from flowrl.rollout.published import Published
@@ -122,16 +123,13 @@ class PlayingRunners(RunnersHandle):
 
         Raises:
             EnvError: an environment raised, gave NaN, or broke its declared shape or type.
-            GraphError: there are several agents, the runners have `metrics`, or rollouts are still
-                under way.
+            GraphError: there are several agents, the runners have settings that such episodes do
+                not follow, or rollouts are still under way.
             RunError: a runner was lost more often in a row than `restarts` allows.
         """
         if self.spec.agents:
             return super().perturbed(node, turn, **how)
-        if self.spec.metrics:
-            raise GraphError(
-                "metrics: infos are not gathered in episodes with perturbed weights; leave it out"
-            )
+        check_perturbed(self.spec)
         self._start()
         if len(self.requests):
             raise GraphError(

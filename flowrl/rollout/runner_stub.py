@@ -74,7 +74,11 @@ class RunnerStub:
             "length": _shape(np.int32, 2, pairs),
         }
         if net.layers(RunningNorm):
-            data |= {"visits": _shape(np.float32, 2, pairs), **self.spec.spaces().shapes(2, pairs)}
+            points = {
+                part.name: _shape(np.float32, 2, pairs, *part.shape)
+                for part in self.spec.spaces().parts
+            }
+            data |= {"visits": _shape(np.float32, 2, pairs), **points}
         columns = {
             "version": np.full(pairs, self.version, np.int32),
             "producer": np.full(pairs, self.index, np.int32),

@@ -57,7 +57,8 @@ class Runners(Resource):
         env_settings: keyword arguments for making an environment (default none).
         timeout: seconds that a rollout may take on Ray; a runner that takes longer is killed and
             restarted. The timeout doubles after each restart in a row, for starting takes part of
-            it. None: no limit (default None).
+            it. An evaluation has none, for its episodes are as long as their environments make
+            them. None: no limit (default None).
         restarts: restarts in a row of a runner whose process ended or hung; 0: none (default 3).
         on_error: what happens when an environment raises or breaks its spaces: ``stop`` the run, or
             ``restart`` its runner (default ``stop``).

@@ -109,7 +109,7 @@ class Session(Keeping):
         self.spans: defaultdict[str, Newest] = defaultdict(Newest)
         """By process: the newest of what it did, in seconds since 1970, if `TRACE` asks for it."""
         self.between_rounds = True
-        """Whether no round is under way, and none ended by an error."""
+        """Whether no round is under way, none ended by an error, and all its rows are made."""
         self.interrupted = False
         """Whether an interrupt came that was not raised yet."""
         self.pending_rows = 0
@@ -149,7 +149,7 @@ class Session(Keeping):
             self.between_rounds = False
             with interrupts_wait() as pressed, self.place.computing():
                 tallies = self.turns.round(self._rows_wanted())
-            self.interrupted, self.between_rounds = pressed(), True
+            self.interrupted = pressed()
             # Rows that one round closed share its time and what was dropped in it.
             seconds_each = (time.perf_counter() - began) / max(len(tallies), 1)
             for number, tally in enumerate(tallies, 1):
@@ -163,7 +163,9 @@ class Session(Keeping):
                 # Only the last row of a round closes at this moment.
                 if not self.pending_rows:
                     self._mark()
+                    self.between_rounds = True
                 yield row
+            self.between_rounds = True
             self.raise_interrupt()
 
     def _rows_wanted(self) -> float:

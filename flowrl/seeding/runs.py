@@ -39,7 +39,13 @@ from flowrl.observe.saving import check_free
 from flowrl.observe.snapshots import Snapshots
 from flowrl.observe.trained import TrainedPolicy
 from flowrl.resuming import row_of
-from flowrl.run_arguments import as_runtime, check_arguments, checked_init, checked_snapshots
+from flowrl.run_arguments import (
+    as_runtime,
+    check_arguments,
+    check_seed,
+    checked_init,
+    checked_snapshots,
+)
 from flowrl.runtime.base import Runtime, check_positive
 from flowrl.runtime.driver import context, for_worker
 from flowrl.runtime.members import SEEDS
@@ -101,6 +107,7 @@ def run_seeds(
     See also `Curves.load`, which reads them again.
     """
     check_positive("seeds", seeds, or_none=False)
+    check_seed(seed)
     name = runtime if isinstance(runtime, str) else runtime_name(runtime)
     options = {"steps": steps, "until": until, "record": record, "snapshots": snapshots}
     options["init"] = init
@@ -115,14 +122,7 @@ def run_seeds(
                 list(training)
         return training.curves()
     every = range(seed, seed + seeds)
-    runs = SeedRuns(
-        graph,
-        every,
-        runtime=runtime,
-        options=options,
-        out=out,
-        at_once=at_once,
-    )
+    runs = SeedRuns(graph, every, runtime=runtime, options=options, out=out, at_once=at_once)
     runs.follow(Lines(steps) if progress else lambda _: None)
     for problem in runs.problems():
         logging.getLogger("flowrl").warning("flowrl: %s", problem)

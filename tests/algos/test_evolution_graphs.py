@@ -183,6 +183,9 @@ def test_several_agents_and_metrics_are_refused():
     for env in (TwoCartPoles, Corridors):
         with pytest.raises(fl.errors.CheckError, match=r"es\.evaluate: .*there are several agents"):
             fl.es(env, policy=MLP).compile()
+    for name in ("clip_rewards", "normalize_rewards"):
+        with pytest.raises(fl.errors.CheckError, match=rf"{name}: .* environment's own rewards"):
+            fl.es("CartPole-v1").set(f"runners.{name}", 0.5).compile()
     with pytest.raises(fl.errors.CheckError, match=r"metrics: infos are not gathered"):
         fl.es("CartPole-v1").set("runners.metrics", ("x",)).compile()
 

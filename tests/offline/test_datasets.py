@@ -1,6 +1,8 @@
 """Datasets: what is written is read back, whole, shuffled, within bounds; what is bad is named."""
 
+import gc
 import json
+import weakref
 
 import gymnasium as gym
 import h5py
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 import flowrl as fl
 from flowrl.core.encoding import decoded, encoded
 from flowrl.errors import SaveError, SettingError
+from flowrl.offline import reader as reading
 from flowrl.offline.dataset import Dataset
 from flowrl.offline.episodes import read_episodes
 from flowrl.offline.files import Files
@@ -215,8 +218,18 @@ def test_an_epoch_has_every_transition_once_in_an_order_of_the_seed(data, buffer
     assert ids(reader(data, 1, buffer_size=buffer_size).sample(total)) != epochs[0]
 
 
-def test_what_is_in_memory_is_bounded(data):
-    read = reader(data, buffer_size=6)
+def test_what_is_in_memory_is_bounded(data, monkeypatch):
+    read, alive = reader(data, buffer_size=6), []
+    make = reading.chunk_of
+
+    def made(*how):
+        gc.collect()
+        assert not any(each() for each in alive), "the chunk before is still in memory"
+        chunk = make(*how)
+        alive.append(weakref.ref(chunk))
+        return chunk
+
+    monkeypatch.setattr(reading, "chunk_of", made)
     for _ in range(30):
         read.sample(4)
         assert len(read._chunk) <= 6
@@ -339,8 +352,19 @@ BAD = {
         replaced("observations", np.zeros((5, 2), np.float32)),
         r"episode 2, observations: it has shape \[5, 2\], and not \[6, 2\]",
     ),
-    "NaN": (at("rewards", 3, np.nan), "episode 2, rewards: it is not finite at step 3"),
-    "NaN seen": (at("observations", (1, 0), np.nan), "observations: it is not finite at step 1"),
+    "NaN": (at("rewards", 3, np.nan), "episode 2, rewards: it is not finite in float32 at step 3"),
+    "NaN seen": (
+        at("observations", (1, 0), np.nan),
+        "observations: it is not finite in float32 at step 1",
+    ),
+    "a number that float32 can't hold": (
+        replaced("rewards", np.full(5, 1e39)),
+        "episode 2, rewards: it is not finite in float32 at step 0",
+    ),
+    "half an action": (
+        replaced("actions", np.array([0, 1, 1.5, 0, 0])),
+        "actions: it holds 1.5, which int64 can't at step 2",
+    ),
     "no end": (
         at("terminations", 4, False),
         "episode 2, terminations and truncations: it has no end",
@@ -352,6 +376,53 @@ BAD = {
         r"actions: it has shape \[5, 2\], and not \[5\]",
     ),
 }
+
+
+UNFIT = {
+    "a share of a byte": (gym.spaces.Box(0, 255, (2,), np.uint8), 0.5, "holds 0.5, which uint8"),
+    "more than a byte": (gym.spaces.Box(0, 255, (2,), np.uint8), 300, "holds 300, which uint8"),
+    "none of n": (gym.spaces.MultiDiscrete([3, 3]), 3, r"holds 3, which is not in MultiDiscrete"),
+    "more than 32 bits": (gym.spaces.Box(0, 2**50, (2,), np.int64), 2**40, "which int32 can't"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_observations_that_their_space_can_not_hold_are_refused(name, tmp_path):
+    space, value, text = UNFIT[name]
+    spaces = Spaces(space, gym.spaces.Discrete(3))
+    written(tmp_path / "data", spaces)
+    changed(tmp_path / "data", replaced("observations", np.full((6, 2), value)))
+    with pytest.raises(SaveError, match=rf"episode 2, observations: it {text}"):
+        reader(tmp_path / "data", spaces=spaces).sample(15)
+
+
+def test_an_action_that_its_mask_rules_out_is_refused(tmp_path):
+    mask = gym.spaces.MultiBinary(3)
+    obs = gym.spaces.Dict({"seen": gym.spaces.Box(-1, 1, (2,)), "action_mask": mask})
+    spaces = Spaces(obs, gym.spaces.Discrete(3))
+    written(tmp_path / "data", spaces, lengths=(2, 1, 5))
+
+    def masked(file):
+        for episode in file.values():
+            episode["observations"]["action_mask"][...] = 1
+        file["episode_2"]["actions"][...] = [0, 1, 2, 1, 0]
+        file["episode_2"]["observations"]["action_mask"][3] = [1, 0, 1]
+
+    changed(tmp_path / "data", masked)
+    with pytest.raises(SaveError, match=r"actions: the mask rules out choice 1 at step 3"):
+        reader(tmp_path / "data", spaces=spaces).sample(8)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_run_goes_on_with_no_dataset_of_the_same_size(sealed, tmp_path):
+    for name, seed in (("one", 0), ("other", 1)):
+        written(tmp_path / name, seed=seed)
+        if not sealed:
+            (tmp_path / name / "manifest.json").unlink()
+    kept = reader(tmp_path / "one").keep()
+    reader(tmp_path / "one").take(kept)
+    with pytest.raises(SaveError, match=r"15 steps with other contents .* as many now"):
+        reader(tmp_path / "other").take(kept)
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -344,6 +344,17 @@ def test_a_run_that_its_caller_holds_between_two_rows_shows_what_it_did():
     page.close()
 
 
+def test_a_run_without_environment_steps_shows_what_it_did_lately():
+    found = [Profile(seconds=100.0, rows=5)]
+    source = LiveRun(fl.bc(data="unread").compile(), list, lambda: found[-1])
+    source.since(Cursor())
+    source._profiles = [(at - 10.0, profile) for at, profile in source._profiles]
+    source._now = {}
+    found.append(Profile(seconds=110.0, rows=25))
+    now = source.since(Cursor())[1]["now"]
+    assert now["rows"] == 20 and now["seconds"] == 10.0
+
+
 def test_a_run_that_begins_its_clocks_again_and_one_that_ends_are_measured_afresh():
     plan, found = small().compile(), [Profile(seconds=100.0, rows=5, env_steps=500)]
     source = LiveRun(plan, list, lambda: found[-1])

@@ -526,3 +526,37 @@ def test_no_gradient_flows_through_targets_or_the_target_network():
         lambda old: fl.losses.APPOLoss()(linear, params, {**batch, "target_params": old})[0]
     )(params)
     assert not gradient.any()
+
+
+WRONG = [
+    (lambda: fl.losses.PPOLoss(vf_coef=-1.0), "PPOLoss: vf_coef must not be negative, got -1.0"),
+    (lambda: fl.losses.PPOLoss(target_kl=0.0), "target_kl must be above 0 or None, got 0.0"),
+    (lambda: fl.losses.PPOLoss(value_clip=-1.0), "value_clip must be above 0 or None"),
+    (lambda: fl.losses.PPOLoss(ent_coef=np.nan), r"PPOLoss\.ent_coef must be a number, got nan"),
+    (lambda: fl.losses.PGLoss(vf_coef=-1.0), "vf_coef must not be negative"),
+    (lambda: fl.losses.VTraceLoss(gamma=1.5), "VTraceLoss: gamma must be from 0 to 1, got 1.5"),
+    (lambda: fl.losses.VTraceLoss(rho_clip=-1.0), "rho_clip must not be negative"),
+    (lambda: fl.losses.APPOLoss(vtrace_lambda=2.0), "vtrace_lambda must be from 0 to 1"),
+    (lambda: fl.losses.APPOLoss(kl_coef=-1.0), "kl_coef must not be negative"),
+    (lambda: fl.SGD(momentum=1.5), "SGD: momentum must be from 0 to 1, got 1.5"),
+    (lambda: fl.Adam(weight_decay=-1.0), "weight_decay must not be negative"),
+    (lambda: fl.Adam(max_grad_norm=np.nan), "max_grad_norm must be above 0 or None, got nan"),
+    (lambda: fl.GaussianNoise(np.nan), "deviation must not be negative, got nan"),
+    (lambda: fl.EpsilonGreedy(spread=np.nan), "spread not negative, got .*spread=nan"),
+    (lambda: fl.td3(noise=np.nan), r"TD3Settings\.noise must be a number, got nan"),
+    (lambda: fl.losses.MARWILLoss(vf_coef=-1.0), "vf_coef must not be negative"),
+    (lambda: fl.Evaluate(seed=-1), "seed must be from 0 to 2"),
+    (lambda: fl.Report(every_seconds=np.nan), "every_seconds must not be negative, got nan"),
+]
+
+
+@pytest.mark.parametrize(("make", "says"), WRONG, ids=[says for _, says in WRONG])
+def test_numbers_that_would_train_in_vain_are_refused(make, says):
+    with pytest.raises(fl.errors.SettingError, match=says):
+        make()
+
+
+def test_a_temperature_that_is_not_above_0_is_refused():
+    for alpha in (0.0, -1.0):
+        with pytest.raises(fl.errors.CheckError, match=f"alpha must be above 0, got {alpha}"):
+            fl.sac("Pendulum-v1", alpha=alpha).compile()

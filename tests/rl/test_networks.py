@@ -638,3 +638,30 @@ def test_a_network_whose_heads_read_a_layer_needs_one():
     with pytest.raises(fl.errors.CheckError, match=r"such as \(64, 64\); got \[\]"):
         fl.dqn("CartPole-v1", hidden=[]).compile()
     fl.ppo("CartPole-v1", policy=fl.Policy(fl.networks.MLP, hidden=())).compile()
+
+
+class Seen(gym.Env):
+    """Shows images of bytes, and is steered by numbers."""
+
+    observation_space = gym.spaces.Box(0, 255, (40, 40, 1), np.uint8)
+    action_space = gym.spaces.Box(-1, 1, (2,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "iql", "cql", "bc", "marwil"])
+def test_graphs_for_actions_in_a_box_read_images_by_convolutions(name):
+    graph = getattr(fl, name)(Seen)
+    graph.compile()
+    policy = graph.resources["learner"].policy
+    net = network(policy, Spaces(Seen.observation_space, Seen.action_space))
+    params = net.init(jax.random.key(0)).params
+    assert any(x.ndim == 4 for x in params.values()), "no kernel of a convolution"
+    if name not in ("bc", "marwil"):
+        with pytest.raises(fl.errors.CheckError, match=r"normalize"):
+            getattr(fl, name)(Seen, normalize=True).compile()

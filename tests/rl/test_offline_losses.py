@@ -247,3 +247,20 @@ def test_a_policy_that_does_not_fit_is_refused(loss, text):
 def test_settings_out_of_range_are_refused(make):
     with pytest.raises(SettingError):
         make()
+
+
+@pytest.mark.parametrize("name", ["SACNetwork", "TD3Network"])
+def test_a_policy_without_a_value_is_refused_where_one_is_learned(name):
+    policy = fl.Policy(getattr(fl.networks, name))
+    for make, way in ((fl.iql, "IQLNetwork"), (fl.marwil, "MLP")):
+        with pytest.raises(
+            fl.errors.CheckError, match=rf"of which {name} has none .*take fl\.networks\.{way}"
+        ):
+            make("Pendulum-v1", policy=policy).compile()
+
+
+def test_what_a_loss_can_not_train_is_refused_before_anything_starts():
+    with pytest.raises(fl.errors.CheckError, match=r"IQLLoss needs a policy with a value"):
+        fl.iql("Pendulum-v1", policy=fl.Policy(fl.networks.MLP)).compile()
+    with pytest.raises(fl.errors.CheckError, match=r"BCLoss trains on single transitions"):
+        fl.bc("CartPole-v1", policy=fl.Policy(fl.networks.RNN)).compile()

@@ -184,6 +184,68 @@ def test_both_of_a_pair_begin_alike_and_other_pairs_differently():
     assert len(set(data["return"][0].tolist())) > 3
 
 
+@pytest.mark.parametrize("envs", [1, 2])
+def test_each_episode_of_a_pair_begins_in_its_own_way(envs):
+    spec = runners("CartPole-v1", envs_per_runner=envs)
+    found = played(spec, pairs=1, episodes=12, max_steps=500, sigma=1e-9).episodes.returns
+    plus, minus = found.reshape(2, 12)
+    np.testing.assert_array_equal(plus, minus)
+    # No round of environments repeats another one.
+    assert len({tuple(x) for x in plus.reshape(-1, envs)}) > 12 // envs / 2
+
+
+class Bits(gym.Env):
+    """Shows random bits, or the same as floats, and ends after 40 steps."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, floats=False):
+        self.kind = np.float32 if floats else np.int8
+        self.observation_space = gym.spaces.MultiBinary(4)
+        if floats:
+            self.observation_space = gym.spaces.Box(0, 1, (4,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.step(0)[0], {}
+
+    def step(self, action):
+        self.time += 1
+        bits = self.np_random.random(4) < 0.3
+        return bits.astype(self.kind), 1.0, self.time > 40, False, {}
+
+
+def test_a_running_norm_learns_of_integers_what_it_learns_of_floats():
+    norms = []
+    for floats in (False, True):
+        how = {"pairs": 2, "top": 2, "report_every": 1}
+        graph = fl.ars(partial(Bits, floats), **how)
+        with fl.run(graph, until=lambda row: row["updates"] >= 2) as run:
+            list(run)
+        norms.append(run.policy.weights.rest)
+    assert norms[0].keys() == norms[1].keys() and any("mean" in name for name in norms[0])
+    for name, x in norms[0].items():
+        np.testing.assert_allclose(x, norms[1][name], rtol=1e-5, err_msg=name)
+    mean = next(x for name, x in norms[0].items() if name.endswith("mean"))
+    assert 0.2 < np.mean(mean) < 0.4
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "gymnax:CartPole-v1"])
+def test_sampled_actions_are_those_that_remain_of_an_exploration(env):
+    # With what it begins with all actions would be random, whatever the weights are.
+    explore = fl.EpsilonGreedy(start=1.0, end=0.0, steps=10)
+    play = played_in_jax if env.startswith("gymnax") else played
+
+    def returns(explore, sampled):
+        found = play(runners(env, explore=explore), sampled=sampled, max_steps=200)
+        return (found[0] if env.startswith("gymnax") else found.batch)["return"]
+
+    np.testing.assert_array_equal(returns(explore, True), returns(explore, False))
+    random = returns(fl.EpsilonGreedy(1.0, 1.0), True)
+    np.testing.assert_array_equal(random[0], random[1])
+
+
 @pytest.mark.parametrize("env", [GymCart, Cart])
 def test_sampled_actions_are_not_the_greedy_ones_and_the_same_each_time(env):
     def returns(sampled):
