@@ -288,7 +288,7 @@ def test_what_can_not_be_brought_back_begins_a_new_episode(tmp_path):
     assert run.audit().closed and rows_of(path)[0] == rows_of(tmp_path / "whole")[0]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", "after", "taken"])
 def test_a_second_ctrl_c_while_a_row_is_made_leaves_no_wrong_snapshot(when, tmp_path, monkeypatch):
     graph, make = CASES["ppo"](), RowMaker.row
 
@@ -305,14 +305,21 @@ def test_a_second_ctrl_c_while_a_row_is_made_leaves_no_wrong_snapshot(when, tmp_
             twice()
         return made
 
+    def add(self, row, add=fl.Run._add_row):
+        if row["row"] == 3 and when == "taken":
+            twice()
+        add(self, row)
+
     whole(graph, tmp_path / "whole", count=5)
     monkeypatch.setattr(RowMaker, "row", row)
+    monkeypatch.setattr(fl.Run, "_add_row", add)
     with (
         pytest.raises(KeyboardInterrupt),
-        fl.run(graph, seed=1, out=tmp_path / "cut", snapshots=fl.Snapshots(every=0)) as run,
+        fl.run(graph, seed=1, out=tmp_path / "cut", snapshots=fl.Snapshots(every=1e6)) as run,
     ):
+        run.controls.snapshot()  # after the first row
         list(run)
-    monkeypatch.setattr(RowMaker, "row", make)
+    monkeypatch.undo()
     resumed(tmp_path / "cut", None, 5)
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
 

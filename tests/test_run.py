@@ -21,6 +21,7 @@ from flowrl.core.garbage import rarely_collected
 from flowrl.errors import LostError
 from flowrl.graph.stages import Schedule
 from flowrl.learner.learner import LearnerHandle
+from flowrl.observe.saving import RunDir
 from flowrl.runtime.closing import interrupts_come, interrupts_wait
 from flowrl.runtime.rows import RowMaker
 
@@ -447,6 +448,7 @@ def test_a_run_whose_learner_is_lost_notes_how_it_ended(tmp_path, monkeypatch):
     assert ended["reason"] == "failed" and ended["rows"] == 2
     assert "LostError" in (tmp_path / "run/failure.json").read_text()
     assert not (tmp_path / "run/manifest.json").exists()
+    RunDir.again(tmp_path / "run").close()  # nobody is at work on it
 
 
 def test_rows_that_come_again_after_a_loss_have_not_reached_the_goal_yet(tmp_path, monkeypatch):
@@ -500,8 +502,6 @@ def test_a_full_disk_ends_the_run_with_one_clear_error(tmp_path, monkeypatch):
 def test_a_row_that_can_not_be_written_is_reported_and_written_with_the_others_at_the_end(
     tmp_path, monkeypatch
 ):
-    from flowrl.observe.saving import RunDir
-
     add, warnings = RunDir.add, []
 
     def full_at_first(self, row):

@@ -102,11 +102,12 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "gamma": 0.98,
         "ent_coef": 0.01,
     },
-    # These are the settings of RL Baselines3 Zoo.
+    # These are the settings of RL Baselines3 Zoo, but for batches of a quarter: with those of 16,384
+    # one of three seeds played 213.
     ("ppo", "LunarLander-v3"): {
         "envs_per_runner": 16,
-        "rollout_length": 1024,
-        "batch_size": 16_384,
+        "rollout_length": 256,
+        "batch_size": 4096,
         "minibatch_size": 64,
         "epochs": 4,
         "gamma": 0.999,

@@ -232,8 +232,12 @@ def test_wrong_settings_are_refused(make, says):
     [
         ({"actor": fl.Adam()}, "the parameter critics/.* is in no group of actor; the policy decl"),
         (
-            {"actor": fl.Adam(), "act": fl.Adam(), "critic": fl.Adam()},
-            "the parameter act.* is in the groups actor and act",
+            {"actor": fl.Adam(), "action": fl.Adam(), "critic": fl.Adam()},
+            "the parameter action/.* is in the groups actor and action",
+        ),
+        (
+            {"actor": fl.Adam(), "critic": fl.Adam(), "valu": fl.Adam()},
+            "no parameter is in the group valu; their names begin with action, actor",
         ),
         (
             {"actor": fl.Adam(), "critic": fl.Adam(), "temperature": fl.Adam()},
