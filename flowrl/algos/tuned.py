@@ -102,8 +102,8 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "gamma": 0.98,
         "ent_coef": 0.01,
     },
-    # These are the settings of RL Baselines3 Zoo, but for batches of a quarter: with those of 16,384
-    # one of three seeds played 213.
+    # These are the settings of RL Baselines3 Zoo, but with batches of a quarter: with those of
+    # 16,384 steps one of three seeds played 213.
     ("ppo", "LunarLander-v3"): {
         "envs_per_runner": 16,
         "rollout_length": 256,
