@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl.graph.loop import Loop
+from flowrl.core.ledger import Ledger
 from flowrl.graph.stages import Channel, Turns
 from flowrl.ops.queue import Queue
 from flowrl.replay.handle import ReplayHandle
@@ -116,7 +116,7 @@ FAULTS = {
         "impala", Channel, "take", "self.items.popleft()", "self.items[0]"
     ),
     "what a queue drops is not counted": Planted(
-        "impala", Loop, "_take", "ledger.dropped_steps[edge] += steps", "pass"
+        "impala", Ledger, "drop", "self.dropped_steps[edge] += steps", "pass"
     ),
     "a replay gives more than its ratio": Planted(
         "apex", ReplayHandle, "_note_sampled", "-= ratio.denominator", "-= ratio.denominator - 1"
