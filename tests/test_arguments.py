@@ -1,5 +1,6 @@
 """Numbers among settings are arguments of what is compiled: another value compiles nothing."""
 
+import argparse
 import gc
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import pytest
 
 import flowrl as fl
 from conftest import forget_compiled
+from flowrl.cli.options import count
 from flowrl.core import compiled
 from flowrl.core.arguments import Argument, Values, substituted, with_arguments
 from flowrl.core.xla_threads import clients
@@ -222,3 +224,16 @@ def test_other_learning_rates_need_no_memory():
     one(1e-3)
     before = one(2e-3)
     assert one(3e-3) == one(4e-3) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1e6", 1_000_000), ("10_000", 10_000), ("1,000,000", 1_000_000)]
+)
+def test_whole_numbers_are_read_as_they_are_written(text, number):
+    assert count(text) == number
+
+
+@pytest.mark.parametrize("text", ["1,5e3", "1,5", "0,5e1", "1,00", "0", "2.5"])
+def test_a_comma_that_may_be_a_point_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="must be a whole number of at least 1"):
+        count(text)

@@ -1,6 +1,7 @@
 """Updates that are recorded, run again, and explained."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -521,3 +522,25 @@ def test_wrong_inputs_are_reported(three, tmp_path, capsys):
     (tmp_path / "failure.json").write_text("{}")
     with pytest.raises(fl.errors.SaveError, match="failure.json is damaged"):
         why(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("address", "value", "says"),
+    [
+        ("learner.policy.hidden", (4,), "was recorded, but the changed learner has no such array"),
+        ("train.epochs", 0, "train.epochs must be at least 1, got 0"),
+        ("train.minibatch_size", 0, "train.minibatch_size must be at least 1, got 0"),
+    ],
+)
+def test_a_rerun_with_what_does_not_fit_its_record_is_refused(address, value, says, tmp_path):
+    policy = fl.Policy(fl.networks.MLP, hidden=(4, 4))
+    graph = PPO.set("runners.policy", policy).set("learner.policy", policy)
+    recorded(graph, tmp_path / "run", rows=1)
+    with pytest.raises(fl.errors.SettingError, match=says):
+        rerun(tmp_path / "run", 1, [(address, value)])
+
+
+@pytest.mark.parametrize("settings", [{"every": 2.5}, {"around": "2"}, {"most_bytes": math.nan}])
+def test_settings_of_records_of_a_wrong_type_are_refused(settings):
+    with pytest.raises(fl.errors.SettingError, match=rf"Record\.{next(iter(settings))}"):
+        Record(**settings)

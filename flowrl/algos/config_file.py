@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,25 @@ class _Loader(yaml.SafeLoader):
                 )
             keys.append(name)
         return node
+
+
+_PLAIN_NUMBER = re.compile(
+    r"[-+]?(0|[1-9][0-9_]*)(\.[0-9_]*)?([eE][-+]?[0-9]+)?|[-+]?\.[0-9_]+([eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+"""The numbers that a config may hold; YAML 1.1 reads 010 as 8, too, and 1:30 as 90."""
+
+
+def _number(loader: _Loader, node: Any) -> Any:
+    """Return a number of YAML; what is written in another way is a text."""
+    if not _PLAIN_NUMBER.fullmatch(node.value):
+        return node.value
+    kind = node.tag.rpartition(":")[2]
+    return getattr(loader, f"construct_yaml_{kind}")(node)
+
+
+for _tag in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _number)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -240,9 +240,11 @@ def _number(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """Read a whole number of at least 1, such as ``1e6`` or ``10_000``."""
+    """Read a whole number of at least 1, such as ``1e6``, ``10_000`` or ``10,000``."""
+    # A comma before other than three digits stands for the point in many countries.
+    thousands = re.fullmatch(r"\d{1,3}(,\d{3})+", text)
     try:
-        number = float(text.replace("_", "").replace(",", ""))
+        number = float((text.replace(",", "") if thousands else text).replace("_", ""))
     except ValueError:
         number = 0.0
     if not number.is_integer() or number < 1:

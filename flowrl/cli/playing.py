@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,11 @@ def match(args: argparse.Namespace) -> int:
         # A player may play against itself.
         name = text if text not in players else f"{text} ({len(players) + 1})"
         players[name] = _player(text, args)
-    seats = dict(_seat(text, players) for text in args.seat) or None
+    given = [_seat(text, players) for text in args.seat]
+    seats = dict(given) or None
+    if seats and len(seats) < len(given):
+        agent, _ = Counter(agent for agent, _ in given).most_common(1)[0]
+        raise SettingError(f"--seat names {agent} more than once; give each agent one player")
     found = played_match(players, env=env, episodes=args.episodes, seats=seats, **_how(args))
     return _print_match(args, found)
 

@@ -127,6 +127,8 @@ def _follow(
     from flowrl.observe.saving import to_json
     from flowrl.observe.sinks import sink
 
+    if len(set(args.to)) < len(args.to):
+        raise SettingError("--to names a sink twice; name each place once")
     sinks = [sink(text, out) for text in args.to]
     training = _start(args, start, sinks)
     # One that was killed while it was being saved has nothing left to do, and no speed.

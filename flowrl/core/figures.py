@@ -19,17 +19,20 @@ def drawn(to: Any, size: tuple[float, float] = (6, 3.6), **options: Any) -> Iter
         **options: of matplotlib's `savefig`.
 
     Raises:
-        SaveError: matplotlib is not installed.
+        SaveError: matplotlib is not installed, or writes no such files.
     """
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
         raise SaveError(f"a picture needs matplotlib ({error}): {install('tune')}") from None
+    known = Figure().canvas.get_supported_filetypes()
+    kind = options.get("format", str(to).rpartition(".")[2])
+    if kind not in known:
+        raise SaveError(f"{to}: no picture is written as {kind}; take one of {', '.join(known)}")
     # With a fixed salt the same numbers give the same ids in an SVG.
     with mpl.rc_context({"svg.hashsalt": "flowrl"}):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
         # So does no date.
-        svg = options.get("format", str(to).rpartition(".")[2]) == "svg"
-        figure.savefig(to, metadata={"Date": None} if svg else None, **options)
+        figure.savefig(to, metadata={"Date": None} if kind == "svg" else None, **options)

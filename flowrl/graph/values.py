@@ -214,7 +214,7 @@ def _fitted(value: Any, option: Any) -> Any:
         if isinstance(value, bool) and origin is not bool:
             return _UNFIT
         if origin is float and isinstance(value, int):
-            return float(value)
+            return float(value) if abs(value) < 1e300 else _UNFIT
         return value if isinstance(value, origin) else _UNFIT
     return value if type(value) not in PLAIN and _is_a(value, origin) else _UNFIT
 

@@ -81,7 +81,8 @@ class LeagueHandle(Handle):
         """Raise an error if what the learner trains can't act for the opponent.
 
         Raises:
-            GraphError: the two have different policies or spaces, or are one.
+            GraphError: the two have different policies or spaces, or are one; or the rewards of the
+                runners are no scores.
         """
         spec, other = self.spec, self.runners
         if own.team is not other.team or own.policy == other.policy:
@@ -89,6 +90,12 @@ class LeagueHandle(Handle):
                 f"{spec.learner} trains {self.learner.runners}, so {spec.runners} can't be its "
                 "opponent; name another policy of the same runners"
             )
+        for name in ("clip_rewards", "normalize_rewards"):
+            if getattr(own.spec, name) is not None:
+                raise GraphError(
+                    f"{name}: a league scores games by the rewards that are learned from; leave it "
+                    "out, or scale them in the environment"
+                )
         if other.on_device:
             raise GraphError(
                 f"{spec.runners} act in an environment written in JAX, in which a league keeps no "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
         raise SettingError(
             f"--until takes a comparison such as 'return_mean>=475', got {text!r}"
         ) from None
+    if math.isinf(goal.value):
+        raise SettingError(f"--until: no row is compared with {goal.value}; name a finite number")
     if goal.name not in names:
         raise SettingError(f"--until: {unknown('column', goal.name, names)}")
     return Goal(text, goal)

@@ -64,15 +64,19 @@ def comparison(text: str) -> Comparison:
     >>> comparison("obs.nan > 0")
     Comparison(name='obs.nan', sign='>', value=0.0)
     """
-    match = re.fullmatch(rf"\s*([\w/.]+)\s*({'|'.join(COMPARE)})\s*(\S+)\s*", text)
+    match = re.fullmatch(rf"\s*([\w/.-]+?)\s*({'|'.join(COMPARE)})\s*(\S+)\s*", text)
+    name, sign, number = match.groups() if match else ("", "", "nan")
     try:
-        name, sign, number = match.groups() if match else ("", "", "")
-        return Comparison(name, sign, float(number))
+        found: Comparison | None = Comparison(name, sign, float(number))
     except ValueError:
+        found = None
+    # No number is equal to NaN, above or below it.
+    if found is None or math.isnan(found.value):
         raise SettingError(
             "takes a comparison of a name with a number, such as loss>10 or reward.mean<=0; "
             f"got {text.strip()!r}"
-        ) from None
+        )
+    return found
 
 
 def scalars(item: Any) -> list[str]:

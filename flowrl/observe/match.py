@@ -87,9 +87,9 @@ class Match:
         found["players"] = {}
         for name, each in self.players.items():
             won, drew, lost = self.results(name)
-            numbers = {"won": won, "drawn": drew, "lost": lost, "mean": each.mean()}
-            returns = [x if isfinite(x) else None for x in each]
-            found["players"][name] = {**numbers, "returns": returns}
+            numbers = {"won": won, "drawn": drew, "lost": lost}
+            mean, *returns = [x if isfinite(x) else None for x in (each.mean(), *each)]
+            found["players"][name] = {**numbers, "mean": mean, "returns": returns}
         return found
 
     def __str__(self) -> str:

@@ -25,6 +25,7 @@ from flowrl.core.saved_rows import no_directory
 from flowrl.core.texts import in_bytes
 from flowrl.errors import ContractError, SaveError, SettingError
 from flowrl.graph.graph import Graph
+from flowrl.graph.settings import Settings
 from flowrl.learner.learner import Learner
 from flowrl.observe.manifest import RECORDS
 from flowrl.observe.outliers import ENOUGH, RECENT, outlier
@@ -41,7 +42,7 @@ ROUTINE, NOTABLE, FIRST = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(Settings):
     """Settings of the updates that a run records, in ``records/`` in its directory.
 
     These are the first update, those with NaN or infinity, and those whose loss is an outlier: it

@@ -159,7 +159,9 @@ def _changed(
             raise _not_settable(address, known, (record.learner, *trainers))
         owner, _, name = address.rpartition(".")
         if owner in trainers:
-            settings[name] = values.fit(value, TRAINING[name], address)
+            settings[name] = found = values.fit(value, TRAINING[name], address)
+            if found is not None and name != "shuffle" and found < 1:
+                raise SettingError(f"{address} must be at least 1, got {found}")
         else:
             path = address.removeprefix(f"{record.learner}.")
             spec = values.with_setting(spec, path, value, record.learner)
@@ -229,6 +231,13 @@ def _state(record: Recorded, like: Any) -> Any:
         if is_key:
             leaf = jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(new))
         leaves.append(leaf)
+    if others := saved.keys() - dict(named(like)).keys():
+        raise SettingError(
+            f"{min(others)} was recorded, but the changed learner has no such array; only what "
+            "leaves the tree structure of weights and optimiser as it is can be set, such as a "
+            "learning rate or a loss's coefficients",
+            record.learner,
+        )
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 

@@ -82,11 +82,12 @@ class Page:
             self._socket.bind((host, port))
             # What connects before the thread is at work waits for it.
             self._socket.listen()
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             self._socket.close()
+            why = getattr(error, "strerror", None) or "ports are from 0 to 65,535"
             raise SettingError(
-                f"can't serve a page at {host}:{port}: {error.strerror}; name another port, or 0 "
-                "for a free one"
+                f"can't serve a page at {host}:{port}: {why}; name another port, or 0 for a free "
+                "one"
             ) from None
         self.host, self.port = host, self._socket.getsockname()[1]
         hosts = tuple(f"{name}:{self.port}" for name in address.names())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, cast
 
 import gymnasium as gym
@@ -155,8 +156,12 @@ class Spaces:
         return tuple(_part(path, space) for path, space in leaves(self.obs))
 
     def arrays(self, obs: Any) -> dict[str, Array]:
-        """Return observations as an environment returns them as arrays by the names of fields."""
-        return {part.name: np.asarray(part.of(obs), part.dtype) for part in self.parts}
+        """Return observations as an environment returns them as arrays by the names of fields.
+
+        Raises:
+            ContractError: one holds an integer that the type of its field can't hold.
+        """
+        return {part.name: in_type(np.asarray(part.of(obs)), part.dtype) for part in self.parts}
 
     def batched(self, obs: Any) -> tuple[dict[str, Array], bool]:
         """Return observations ``[N, ...]`` by the names of fields, and whether it was a single one.
@@ -222,11 +227,14 @@ class Spaces:
                 f"{self.action} have {self.head.choices} choices; a mask has a number for each"
             )
         sizes = [int(np.prod(part.shape)) for part in self._mask_parts]
-        if len(sizes) > 1 and sizes not in (self._by_path, list(self.head.sizes)):
+        # The keys of a Dict are sorted, so its parts have no order of their own.
+        in_order = all(isinstance(part.path[-1], int) for part in self._mask_parts)
+        wanted = (self._by_path, list(self.head.sizes) if in_order else None)
+        if len(sizes) > 1 and sizes not in wanted:
             raise PolicyError(
                 f"{ACTION_MASK} has parts of {sizes} numbers, but actions in {self.action} have "
                 f"{list(self.head.sizes)} choices; give it the parts of the action by their own "
-                "keys, a part for each number in their order, or let it be one array"
+                "keys, a Tuple of a part for each number, or let it be one array"
             )
         return True
 
@@ -290,11 +298,12 @@ class Spaces:
             return obs[self._only_key]
         return {key: value for key, value in obs.items() if key != ACTION_MASK}
 
-    def allowed(self, arrays: Mapping[str, Array]) -> Array | None:
-        """Return what the mask allows, ``bool[..., choices]``, computed by NumPy; None without one.
+    def allowed(self, arrays: Mapping[str, Array], xp: Any = np) -> Array | None:
+        """Return what the mask allows, ``bool[..., choices]``; None without one.
 
         Args:
             arrays: observations ``[..., *shape]`` by name.
+            xp: the module that computes: NumPy, or `jax.numpy` for arrays of JAX.
         """
         if not self._has_mask:
             return None
@@ -302,19 +311,35 @@ class Spaces:
         for part in self._mask_parts:
             x = arrays[part.name]
             flat.append(x.reshape(*x.shape[: x.ndim - len(part.shape)], -1) > 0)
-        return np.concatenate(flat, -1)
+        return xp.concatenate(flat, -1)
 
-    def nothing_allowed(self, arrays: Mapping[str, Array]) -> Array | None:
+    def nothing_allowed(self, arrays: Mapping[str, Array], xp: Any = np) -> Array | None:
         """Return where some number of an action has no choice, ``bool[...]``; None without a mask.
 
         Args:
             arrays: observations ``[..., *shape]`` by name.
+            xp: as of `allowed`.
         """
-        allowed = self.allowed(arrays)
+        allowed = self.allowed(arrays, xp)
         if allowed is None:
             return None
-        begins = np.cumsum((0, *self.head.sizes))[:-1]
-        return ~np.logical_or.reduceat(allowed, begins, axis=-1).all(-1)
+        begins = np.cumsum((0, *self.head.sizes))
+        of_numbers = [allowed[..., begin:end].any(-1) for begin, end in pairwise(begins)]
+        return ~xp.stack(of_numbers, -1).all(-1)
+
+
+def in_type(x: Array, dtype: np.dtype[Any]) -> Array:
+    """Return an array in the type that batches have.
+
+    Raises:
+        ContractError: it holds an integer that the type can't hold.
+    """
+    if x.dtype != dtype and x.dtype.kind in "iu" and dtype.kind in "iu" and x.size:
+        least, most, bounds = x.min(), x.max(), np.iinfo(dtype)
+        if least < bounds.min or most > bounds.max:
+            wrong = most if most > bounds.max else least
+            raise ContractError(f"holds {wrong}, which {dtype} can't")
+    return x.astype(dtype, copy=False)
 
 
 def _part(path: Path, space: gym.Space[Any]) -> ObsPart:

@@ -148,6 +148,8 @@ class Acting(Keeping):
         self.memory = Memory(memory.carry, memory.reset | lost) if recurs else memory
         self.counters.take(kept["counters"])
         self.counters.begin_again(lost)
+        if self.scale is not None:
+            self.scale.returns[lost] = 0.0
 
     def localize(self, chain: Chain) -> None:
         """Pass every later rollout through these operators before it is sent."""

@@ -137,7 +137,7 @@ class AgentsVector(Keeping):
         name: what an environment is called.
     """
 
-    lasting = ("steps", "over")
+    lasting = ("steps", "over", "began")
     remade = ("envs", "seating", "name", "at", "next")
 
     def __init__(self, make: Callable[[], Agents], envs: int, seating: Seating, name: str) -> None:
@@ -148,6 +148,8 @@ class AgentsVector(Keeping):
         """By environment: the steps that were taken."""
         self.over: list[list[str]] = [[] for _ in range(envs)]
         """By environment: the agents whose episode ended, and that were not seen since."""
+        self.began: list[list[str]] = [[] for _ in range(envs)]
+        """By environment: the agents that have had a turn since its reset."""
         try:
             for _ in range(envs):
                 self.envs.append(RetracedAgents(make()))
@@ -234,9 +236,15 @@ class AgentsVector(Keeping):
             acts = {agent: actions[policy][column] for agent, policy, column in self.next[i]}
             if acts:
                 self._step(i, acts)
-            else:
-                with RESET:
-                    self._reset(i, None)
+                continue
+            if left := sorted(set(self.began[i]) - set(self.over[i])):
+                raise self._failed(
+                    i,
+                    f" left agent {left[0]} without an end of its episode: nobody acts next, and "
+                    "it neither terminated nor was truncated; let its last turn say which",
+                )
+            with RESET:
+                self._reset(i, None)
 
     def _step(self, i: int, acts: Mapping[str, Any]) -> None:
         self.steps[i] += 1
@@ -256,6 +264,7 @@ class AgentsVector(Keeping):
         if not turn.obs:
             raise self._failed(i, " has no agent that acts after its reset")
         self.over[i].clear()
+        self.began[i].clear()
         self._take(i, turn, "reset")
 
     def _failed(self, i: int, text: str) -> EnvError:
@@ -285,6 +294,8 @@ class AgentsVector(Keeping):
             place = at[agent]
             if agent in over:
                 over.remove(agent)
+            if agent not in self.began[i]:
+                self.began[i].append(agent)
             seating.acting[place.number] = True
             acts.append((agent, place.seats.policy, place.column))
             self._see(i, place, obs, agent, verb)

@@ -16,8 +16,8 @@ from flowrl.core.keeping import Keeping
 from flowrl.core.metrics import Summed
 from flowrl.envs.bringing_back import bring_back, kept_environments
 from flowrl.envs.gym_envs import env_name, make_vector
-from flowrl.errors import EnvError, raised
-from flowrl.rl.spaces import Spaces
+from flowrl.errors import ContractError, EnvError, raised
+from flowrl.rl.spaces import Spaces, in_type
 from flowrl.rollout.columns import copies
 from flowrl.rollout.infos import Infos
 
@@ -107,6 +107,7 @@ class Environments(Keeping):
             lost = bring_back(self.vector, state["vector"], seed, put)
         if self.infos is not None:
             self.infos.take(state["infos"])
+            self.infos.begin_again(lost)
         return lost
 
     def reset(self, **how: Any) -> dict[str, Array]:
@@ -148,6 +149,8 @@ class Environments(Keeping):
                         for name, x in self.spaces.arrays(info["final_obs"][i]).items():
                             final[name][i] = x
                 else:
+                    # The arrays may be the vector's own, which a reset may clear.
+                    reward, terminated, truncated = map(np.array, (reward, terminated, truncated))
                     obs = self.reset(options={"reset_mask": ended})
         except EnvError:
             raise
@@ -177,5 +180,11 @@ class Environments(Keeping):
                     f"from {verb}, but its space declares {[envs, *part.shape]}; fix the "
                     "environment or its space"
                 )
-            checked[part.name] = x.astype(part.dtype, copy=False)
+            try:
+                checked[part.name] = in_type(x, part.dtype)
+            except ContractError as error:
+                raise EnvError(
+                    f"{env_name(self.spec.env)} returned an observation{part.label} from {verb} "
+                    f"that {error.message}; scale it, or declare floats"
+                ) from None
         return checked

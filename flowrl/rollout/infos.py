@@ -48,6 +48,10 @@ class Infos(Keeping):
         """
         self._values: dict[str, list[Array]] = {key: [] for key in keys}
 
+    def begin_again(self, lost: Array) -> None:
+        """Forget whose episode ended, of those ``bool[B]`` that were reset since."""
+        self._over &= ~lost
+
     def note(self, info: Mapping[str, Any], over: Array) -> None:
         """Add what came with one step of all environments.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, cast
@@ -21,6 +21,7 @@ from flowrl.rollout.handle import EVALUATED
 from flowrl.rollout.jax_statistics import by_runner, no_episodes, reported, with_episodes
 
 if TYPE_CHECKING:
+    from flowrl.rl.spaces import Spaces
     from flowrl.rollout.runners import Runners
 
 Array = Any
@@ -59,6 +60,20 @@ def first_broken(seen: Sequence[tuple[int, Array]]) -> Array:
         steps.append(jnp.where(jnp.any(bad_rows), first, jnp.iinfo(jnp.int32).max))
     found = jnp.stack([column, jnp.min(jnp.stack(steps))])
     return jnp.where(jnp.any(broken), found, NONE).astype(jnp.int32)
+
+
+def nothing_allowed(
+    spaces: Spaces, obs: Mapping[str, Array], valid: Array
+) -> list[tuple[int, Array]]:
+    """Return what `first_broken` takes to find where a mask allows no action; empty without one.
+
+    Args:
+        spaces: of the environment.
+        obs: observations ``[T, B, ...]`` by name.
+        valid: ``[T, B]``, which rows are steps.
+    """
+    nothing = spaces.nothing_allowed(obs, jnp)
+    return [] if nothing is None else [(0, jnp.where(nothing & valid, jnp.nan, 0.0))]
 
 
 @dataclass(frozen=True)
@@ -164,7 +179,7 @@ class Core:
         first_rows = jnp.repeat(rows_before.astype(jnp.int32), self.spec.envs_per_runner)
         # Rewards are checked as the environment gave them, before they are scaled and clipped.
         seen, last = fields_of("obs", rows.pop("obs")), fields_of("bootstrap_obs", after["obs"])
-        ended["broken"] = self._broken(rows["reward"], seen, last, first, first_rows)
+        ended["broken"] = self._broken(rows, seen, last, first, first_rows)
         runners, rows = self._scaled({**runners, "turn": runners["turn"] + 1}, rows)
         if self.spec.clip_rewards is not None:
             bound = self.spec.clip_rewards
@@ -206,7 +221,7 @@ class Core:
 
     def _broken(
         self,
-        reward: Array,
+        rows: State,
         obs: dict[str, Array],
         last_obs: dict[str, Array],
         first: Array | int,
@@ -214,11 +229,13 @@ class Core:
     ) -> Array:
         """Return ``int32[3]``: environment, runner and steps of the first number not finite.
 
-        An observation came before the step of its row, a reward with it.
+        So is the first step at which a mask allows no action. An observation came before the step
+        of its row, a reward with it.
         """
         envs, steps = self.spec.envs_per_runner, self.spec.rollout_length
-        seen = [(1, reward), *((0, x) for x in obs.values())]
+        seen = [(1, rows["reward"]), *((0, x) for x in obs.values())]
         seen += [(steps, x[None]) for x in last_obs.values()]
+        seen += nothing_allowed(self.spec.spaces(), obs, rows["valid"])
         column, step = first_broken(seen)
         return jnp.stack([first * envs + column, first + column // envs, first_rows[column] + step])
 

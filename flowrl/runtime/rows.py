@@ -148,7 +148,8 @@ class RowMaker(Keeping):
         raise EnvError(
             f"environment {env}, counted over all runners, which is one of runner {runner}, at "
             f"its step {step:,} with its resets, gave an observation or a reward that is not "
-            f"finite before row {self.totals['row'] + 1}; fix the environment",
+            f"finite, or a mask that allows no action, before row {self.totals['row'] + 1}; fix "
+            "the environment",
             self.graph,
             env=env,
             runner=runner,

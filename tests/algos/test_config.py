@@ -460,3 +460,10 @@ def test_a_run_is_repeated_by_its_config(capsys):
     assert "can't write the settings of the runtime of random (schedule='random')" in (
         capsys.readouterr().err
     )
+
+
+def test_numbers_that_yaml_reads_as_other_ones_are_texts(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("graph: ppo\nenv: CartPole-v1\nsettings: {epochs: 010}\n")
+    with pytest.raises(fl.errors.FlowrlError, match="epochs.*takes a whole number, got '010'"):
+        fl.Config.load(path).graph()

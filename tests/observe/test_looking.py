@@ -65,7 +65,16 @@ def test_an_item_as_text():
 
 @pytest.mark.parametrize(
     "text",
-    ["loss", "loss>", ">3", "loss>ten", "loss > 3 or kl > 1", "__import__('os')>1", "loss=>3"],
+    [
+        "loss",
+        "loss>",
+        ">3",
+        "loss>ten",
+        "loss > 3 or kl > 1",
+        "__import__('os')>1",
+        "loss=>3",
+        "loss>nan",
+    ],
 )
 def test_what_is_no_comparison_is_reported(text):
     with pytest.raises(
@@ -75,6 +84,7 @@ def test_what_is_no_comparison_is_reported(text):
 
 
 def test_comparisons_hold_or_do_not():
+    assert comparison("my-metric>-3").name == "my-metric"
     assert comparison("loss>=1e3").holds(1000) and not comparison("loss != 3").holds(3)
     assert str(comparison(" obs.nan > 0 ")) == "obs.nan>0"
     assert not comparison("loss>0").holds(float("nan"))

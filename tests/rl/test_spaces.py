@@ -6,7 +6,7 @@ import gymnasium as gym
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 import flowrl as fl
 from flowrl.rl.actions import head
@@ -148,7 +148,7 @@ PARTS = gym.spaces.Dict(a=Discrete(2), b=MultiDiscrete([2, 2]), c=Box(0, 1))
     ("mask", "action"),
     [
         (gym.spaces.Dict(b=MultiBinary(4), a=MultiBinary(2)), PARTS),
-        (gym.spaces.Dict(x=MultiBinary(2), y=MultiBinary(4)), MultiDiscrete([2, 4])),
+        (gym.spaces.Tuple([MultiBinary(2), MultiBinary(4)]), MultiDiscrete([2, 4])),
         (gym.spaces.Tuple([MultiBinary(2)] * 3), PARTS),
         (MultiBinary(6), PARTS),
     ],
@@ -323,3 +323,12 @@ def test_integer_actions_count_from_the_start_and_have_the_space_s_shape(space, 
     found = head(space).to_env(np.array(actions, np.int32))
     np.testing.assert_array_equal(found, wanted)
     assert found.dtype == space.dtype and all(space.contains(action) for action in found)
+
+
+def test_a_dict_is_no_mask_of_numbers_that_have_no_names():
+    # A Dict sorts its keys: joint10 comes before joint2.
+    joints = Dict({f"joint{i}": MultiBinary(2) for i in range(11)})
+    obs = Dict({"observation": Box(0, 1, (1,)), "action_mask": joints})
+    spaces = Spaces(obs, MultiDiscrete([2] * 11))
+    with pytest.raises(fl.errors.PolicyError, match="action_mask has parts of"):
+        spaces.allowed(spaces.arrays(obs.sample()))
