@@ -27,6 +27,10 @@ from flowrl.rl.spaces import Spaces
 
 TRAINING = {"epochs": int, "minibatch_size": int | None, "shuffle": bool}
 """The settings of a node that trains, with their types."""
+SAME_TREE = (
+    "only what leaves the tree structure of weights and optimiser as it is can be set, such as a "
+    "learning rate or a loss's coefficients"
+)
 
 
 @dataclass(frozen=True)
@@ -222,9 +226,7 @@ def _state(record: Recorded, like: Any) -> Any:
             if recorded is not None:
                 was = f"{recorded.dtype}{list(recorded.shape)}"
             raise SettingError(
-                f"{name} is {plain.dtype}{list(plain.shape)}, but {was} was recorded; only what "
-                "leaves the tree structure of weights and optimiser as it is can be set, such as a "
-                "learning rate or a loss's coefficients",
+                f"{name} is {plain.dtype}{list(plain.shape)}, but {was} was recorded; {SAME_TREE}",
                 record.learner,
             )
         leaf = jax.numpy.asarray(recorded)
@@ -233,9 +235,7 @@ def _state(record: Recorded, like: Any) -> Any:
         leaves.append(leaf)
     if others := saved.keys() - dict(named(like)).keys():
         raise SettingError(
-            f"{min(others)} was recorded, but the changed learner has no such array; only what "
-            "leaves the tree structure of weights and optimiser as it is can be set, such as a "
-            "learning rate or a loss's coefficients",
+            f"{min(others)} was recorded, but the changed learner has no such array; {SAME_TREE}",
             record.learner,
         )
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
