@@ -192,6 +192,8 @@ def test_records_are_listed_and_one_that_is_not_there_names_the_nearest(three, c
     assert (
         "--set changes an update that is run again; name it: --update N" in capsys.readouterr().err
     )
+    assert main(["rerun", str(out), "--learner", "learner"]) == 2
+    assert "--learner says whose is an update that is run again" in capsys.readouterr().err
     assert "(2 before; flowrl rerun" in listed(out, 1) and len(listed(out, 1).splitlines()) == 3
     assert main(["rerun", str(out), "--update", "812"]) == 2
     assert (

@@ -289,9 +289,10 @@ def rerun(args: argparse.Namespace) -> int:
 
     import_named(args)
     if args.update is None:
-        if args.changes:
+        if args.changes or args.learner:
+            option = "--set changes" if args.changes else "--learner says whose is"
             raise SettingError(
-                "--set changes an update that is run again; name it: --update N\n"
+                f"{option} an update that is run again; name it: --update N\n"
                 f"{listed(args.dir, NEWEST)}"
             )
         print(listed(args.dir))

@@ -136,6 +136,10 @@ class Profile:
             spent[trainer, kind] += seconds
         return dict(spent)
 
+    def between_rows(self, thread: str) -> float:
+        """Return the seconds of a thread between rows: those of the code that runs the graph."""
+        return by_kind(self.processes[thread]).get("outside", 0.0)
+
     def _trainer_before(self, node: str, names: tuple[str, ...]) -> str:
         """Return the node that dispatched the update for which this one waits.
 

@@ -16,6 +16,8 @@ their time."""
 STRAGGLES = 1.5
 """A worker is a straggler if it takes at least this many times as long per rollout as the median of
 the other workers."""
+LOOP = "the loop over the rows"
+"""Where the time between rows goes: the code that runs the graph."""
 SHARED = 0.2
 """The second kind of work is named if it takes more than this share of the seconds."""
 
@@ -25,7 +27,7 @@ class Bottleneck:
     """What a run waits for."""
 
     where: str
-    """A node, a queue, a resource, or a worker such as ``runners, 1``."""
+    """A node, a queue, a resource, a worker such as ``runners, 1``, or `LOOP`."""
     kind: str
     """The kind of work, of `flowrl.core.clock.KINDS`; or ``queue``, or ``straggler``."""
     share: float
@@ -40,7 +42,8 @@ def bottleneck(p: Profile) -> Bottleneck | None:
     """Return what a run waits for.
 
     That is a queue that alternates between full and empty if there is one. Otherwise it is the
-    thread or the set of workers that is busy for the largest share of its time.
+    thread or the set of workers that is busy for the largest share of its time. A thread is busy
+    between rows, too, when the code that runs the graph holds it.
 
     Args:
         p: the profile of a run, or of a part of it.
@@ -64,7 +67,9 @@ def bottleneck(p: Profile) -> Bottleneck | None:
     separate = _separate_process(p, pools, [*pool_use.values(), *own_shares])
     if separate is not None:
         return separate
-    thread_use = {t: sum(work.values()) / p.uptime(t) for t, work in thread_work.items()}
+    thread_use = {
+        t: (sum(work.values()) + p.between_rows(t)) / p.uptime(t) for t, work in thread_work.items()
+    }
     busy = {**pool_use, **thread_use}
     busiest = max(busy, key=busy.__getitem__)
     if busiest in pool_use:
@@ -74,7 +79,8 @@ def bottleneck(p: Profile) -> Bottleneck | None:
 
 def _own_share(p: Profile, thread: str, work: Mapping[tuple[str, str], float]) -> float:
     """Return the share of its time in which a thread works itself instead of awaiting a process."""
-    return sum(x for (_, kind), x in work.items() if kind != "transfer") / p.uptime(thread)
+    own = sum(x for (_, kind), x in work.items() if kind != "transfer")
+    return (own + p.between_rows(thread)) / p.uptime(thread)
 
 
 # -- the places where a bottleneck can be
@@ -127,11 +133,15 @@ def _separate_process(
 def _of_thread(
     p: Profile, thread: str, work: Mapping[tuple[str, str], float], share: float
 ) -> Bottleneck:
-    """Return the node that takes most of the time of a thread."""
+    """Return the node that takes most of the time of a thread, or the loop over the rows."""
+    between = p.between_rows(thread)
+    by_node = {name: sum(_of_node(work, name).values()) for name, _ in work}
+    if between > max(by_node.values(), default=0.0):
+        return Bottleneck(LOOP, "outside", between / p.uptime(thread), HELD, DO_LESS)
     if not p.stages[thread]:
         why = "It runs one XLA program, whose parts cannot be measured separately."
         return Bottleneck(thread, "update", share, why, PROGRAM)
-    node = max({name for name, _ in work}, key=lambda name: sum(_of_node(work, name).values()))
+    node = max(by_node, key=by_node.__getitem__)
     kinds = by_kind(_of_node(work, node))
     kind = max(kinds, key=kinds.__getitem__)
     node_share = sum(kinds.values()) / p.uptime(thread)
@@ -203,6 +213,11 @@ DOES = {
 PROGRAM = (
     "More environments at once use the device better; --runtime local shows what each node takes."
 )
+HELD = (
+    "The graph waits there for the code that runs it: for what that does with each row, for a "
+    "pause of the debugger, for saving."
+)
+DO_LESS = "Do less for each row, or have fewer rows: a larger every= of Report."
 ONE_PROGRAM = (
     "Step more environments at once, or run the graph as one program, whose rounds cost no Python: "
     "--runtime xla."

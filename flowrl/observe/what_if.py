@@ -175,7 +175,8 @@ class _Cost:
         for thread in p.sampling():
             seconds = p.work(thread)
             self.threads[thread] = {key: x / rollouts for key, x in seconds.items()}
-        """Seconds of every thread per rollout, by node and kind of work."""
+            self.threads[thread]["", "outside"] = p.between_rows(thread) / rollouts
+        """Seconds of every thread per rollout, by node and kind of work, and between rows."""
         self.trainer = next((n for n in p.ops if _counts_updates(p, n)), None)
         self.sampler = next(
             (n for n in p.ops if p.counts.get((n, name), {}).get("sampled_steps")), None
@@ -217,7 +218,9 @@ class _Cost:
         total = 0.0
         for (node, kind), seconds in work.items():
             scale = self._scale(kind, envs) if node == self.sampler else envs
-            total += seconds * scale / (batch if node in self.downstream else 1.0)
+            # A larger batch makes fewer rows, too.
+            fewer = batch if node in self.downstream or kind == "outside" else 1.0
+            total += seconds * scale / fewer
         return total
 
     def _scale(self, kind: str, envs: float) -> float:

@@ -173,6 +173,11 @@ class JaxPerturbed:
         state, obs, reward, over = advance_each(
             self.core.env, now["state"], now["over"], action, bits
         )
+        broken = ~_finite(obs, reward)
+        # What an episode ends with may allow nothing, so it is asked of what was acted on.
+        nothing = self.spec.spaces().nothing_allowed(fields_of("obs", now["obs"]), jnp)
+        if nothing is not None:
+            broken |= nothing
         memory = now["memory"]
         if net.recurrent:
             memory = Memory(carry, jnp.zeros_like(memory.reset))
@@ -183,7 +188,7 @@ class JaxPerturbed:
             "return": now["return"] + reward,
             "length": now["length"] + live,
             "over": now["over"] | over,
-            "broken": now["broken"] | (live & ~_finite(obs, reward)),
+            "broken": now["broken"] | (live & broken),
             "step": now["step"] + 1,
             **self._sums(now, live),
         }
@@ -221,7 +226,7 @@ def _finite(obs: Any, reward: Array) -> Array:
 
 
 def _broken(last: State) -> Array:
-    """Return ``int32[3]``: the first lane that got a number not finite, 0, and its steps."""
+    """Return ``int32[3]``: the first lane that went wrong (as in `Core.roll`), 0, its steps."""
     lane = jnp.argmax(last["broken"])
     found = jnp.stack([lane, jnp.zeros_like(lane), last["length"][lane]]).astype(jnp.int32)
     return jnp.where(jnp.any(last["broken"]), found, NONE).astype(jnp.int32)

@@ -22,7 +22,7 @@ from flowrl.rl.evolution import perturbed
 from flowrl.rl.explore import Explore
 from flowrl.rl.normalizing import RunningNorm
 from flowrl.rl.policies import Memory, Network, Weights
-from flowrl.rl.spaces import Spaces
+from flowrl.rl.spaces import ACTION_MASK, Spaces
 from flowrl.rollout.environments import Environments
 from flowrl.rollout.evaluation import CHUNK, noise_of
 from flowrl.rollout.sample import Episodes, Sample
@@ -303,6 +303,7 @@ class PerturbedPlayer:
         live = np.arange(len(lanes))
         self._check(obs, live, 0)
         for step in range(max_steps):
+            self._check_allowed(obs, live, step)
             if sampled and step % CHUNK == 0:
                 noise = np.asarray(self.noise(noise_seeds, np.uint32(step)))[:, :, None]
             if found.moments is not None:
@@ -322,6 +323,25 @@ class PerturbedPlayer:
             if not len(live):
                 return
         found.cut[first + live] = True
+
+    def _check_allowed(self, obs: Mapping[str, Any], live: np.ndarray[Any, Any], step: int) -> None:
+        """Raise an error if a mask allows an environment that counts no action.
+
+        Raises:
+            EnvError: with the environment and the step of its episode.
+        """
+        nothing = self.spaces.nothing_allowed(obs)
+        if nothing is None or not nothing[live].any():
+            return
+        label, wrong = env_name(self.spec.env), int(live[nothing[live]][0])
+        raise EnvError(
+            f"{self.label}: environment {wrong} of {label} allows no action at step {step:,} of an "
+            f"episode with perturbed weights: its {ACTION_MASK} is 0 for every choice; let it "
+            "allow one, or end the episode",
+            what=label,
+            within=wrong,
+            field=ACTION_MASK,
+        )
 
     def _check(self, fields: Mapping[str, Any], live: np.ndarray[Any, Any], step: int) -> None:
         """Raise an error if a number of an environment that counts is not finite.

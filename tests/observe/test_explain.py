@@ -76,6 +76,20 @@ def test_in_one_process_the_environment_is_named_and_side_by_side_advised():
     )
 
 
+@pytest.mark.parametrize("runtime", ["local", "xla"])
+def test_a_slow_loop_over_the_rows_is_named(runtime):
+    env = "CartPole-v1" if runtime == "local" else "gymnax:CartPole-v1"
+    settings = fl.PPOSettings(
+        batch_size=128, rollout_length=32, minibatch_size=64, policy=planted.POLICY
+    )
+    with fl.run(fl.ppo(env, settings), runtime=runtime, steps=4 * 128) as run:
+        for _ in run:
+            time.sleep(0.5)
+    worst = run.explain().bottleneck
+    assert (worst.where, worst.kind) == ("the loop over the rows", "outside")
+    assert 0.5 < worst.share < 1 and "every= of Report" in worst.advice
+
+
 def profile(step=0.8, update=0.1, count=2, busy=2.0, singly=True, blocked=0.0):
     """Ten seconds of an asynchronous run: 100 rollouts of 20 steps from each of two runners, which
     take `step` of their time."""
@@ -158,6 +172,25 @@ def test_the_wait_for_an_update_counts_for_the_learner_that_it_is_of():
 def test_predictions_follow_from_the_costs(p, runner, envs, batch):
     got = [w.steps_per_second / 400 for w in what_if(p)]
     assert got == pytest.approx([runner, envs, batch])
+
+
+def between_rows(p, seconds):
+    """The same run, whose caller takes so many of its seconds between rows."""
+    thread = "stage of queue"
+    spent = {**p.processes[thread], ("", "outside"): seconds}
+    spent["queue", "waiting"] -= seconds
+    return replace(p, processes={**p.processes, thread: spent})
+
+
+def test_predictions_count_the_time_between_rows():
+    freely = profile(step=0.5, update=0.1)
+    held = between_rows(freely, 8.0)
+    assert explain(freely).bottleneck.where == "runners"
+    found = explain(held).bottleneck
+    assert (found.where, found.share) == ("the loop over the rows", pytest.approx(0.8))
+    got = [w.steps_per_second / 400 for w in what_if(held)]
+    # Of 9 seconds of that stage the update of each step takes 1, and 8 go to the rows.
+    assert got == pytest.approx([1.0, 1.0, 9 / 5])
 
 
 def test_many_runners_and_a_learner_that_is_nearly_as_slow():

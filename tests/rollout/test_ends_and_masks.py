@@ -133,6 +133,31 @@ def test_a_mask_that_allows_nothing_ends_the_run_in_jax_too(make, env):
     assert "or a mask that allows no action" in str(caught.value)
 
 
+class ClosedInPython(gym.Env):
+    """Allows no action at step 2."""
+
+    observation_space, action_space = SEEN, gym.spaces.Discrete(3)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return self.seen(), {}
+
+    def seen(self):
+        return jax.tree.map(np.asarray, seen(self.age))
+
+    def step(self, action):
+        self.age += 1
+        return self.seen(), 1.0, self.age > 5, False, {}
+
+
+@pytest.mark.parametrize("env", [Closed, ClosedInPython])
+def test_episodes_with_perturbed_weights_end_where_a_mask_allows_nothing(env):
+    graph = fl.es(env, pairs=2, envs_per_runner=2)
+    with pytest.raises(fl.errors.EnvError, match="allows no action"):
+        list(fl.run(graph, steps=200))
+
+
 class Wide(gym.Env):
     """Shows whole numbers of 8 bytes."""
 
