@@ -188,6 +188,9 @@ def test_predictions_count_the_time_between_rows():
     assert explain(freely).bottleneck.where == "runners"
     found = explain(held).bottleneck
     assert (found.where, found.share) == ("the loop over the rows", pytest.approx(0.8))
+    placed = {"learner": {("", "update"): 6.0, ("", "waiting"): 4.0}}
+    beside = replace(held, processes={**held.processes, **placed})
+    assert explain(beside).bottleneck == found, "a learner in a process of its own is less busy"
     got = [w.steps_per_second / 400 for w in what_if(held)]
     # Of 9 seconds of that stage the update of each step takes 1, and 8 go to the rows.
     assert got == pytest.approx([1.0, 1.0, 9 / 5])

@@ -158,6 +158,27 @@ def test_episodes_with_perturbed_weights_end_where_a_mask_allows_nothing(env):
         list(fl.run(graph, steps=200))
 
 
+class OverThen(Closed):
+    """Allows no action when its episode is over."""
+
+    def step(self, state, action, key):
+        return state + 1, seen(state + 1), 1.0, state >= 1, False
+
+
+class OverThenInPython(ClosedInPython):
+    """Allows no action when its episode is over."""
+
+    def step(self, action):
+        self.age += 1
+        return self.seen(), 1.0, self.age > 1, False, {}
+
+
+@pytest.mark.parametrize("env", [OverThen, OverThenInPython])
+def test_the_last_observation_of_an_episode_may_allow_nothing(env):
+    with fl.run(fl.es(env, pairs=2, envs_per_runner=2), steps=40) as run:
+        assert [row["length_mean"] for row in run][-1] == 2
+
+
 class Wide(gym.Env):
     """Shows whole numbers of 8 bytes."""
 
