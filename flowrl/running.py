@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import jax
@@ -112,6 +111,7 @@ class Run:
         self._warned_of_cut = False
         """Whether there was a warning that evaluated episodes were cut."""
         self._results: Results | None = None
+        self._measured: tuple[Profile, Profile] | None = None
         """What can be asked for after the end."""
         self._open()
         self._iterator: Iterator[Row] = iter(self._session)
@@ -423,12 +423,7 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None and not self.rows and self.reason is None:
             self.warn(
                 "it was closed before its first row: a run goes on only while its rows are asked "
@@ -458,6 +453,7 @@ class Run:
                 self._session.close,
                 self._keep_results,
                 self._keep_at_end,
+                self._measure,
                 self._take_pending_rows,
                 self._session.rest,
             ):
@@ -465,6 +461,10 @@ class Run:
         if error is None:
             self._session.interrupted |= pressed()
             self._session.raise_interrupt()
+
+    def _measure(self) -> None:
+        """Measure all but the last snapshot, whose seconds come once, however long a run is."""
+        self._measured = self._profiles()
 
     def _keep_results(self) -> None:
         """Keep what can be asked for after the end, while the resources are still open."""
@@ -481,8 +481,8 @@ class Run:
 
     def _profiles(self) -> tuple[Profile, Profile]:
         """Return the profile of the whole run, and that of the run without its beginning."""
-        if self._results is not None:
-            return self._results.profile, self._results.steady
+        if self._measured is not None:
+            return self._measured
         whole = self._session.profile()
         return whole, self._session.steady(whole)
 

@@ -90,6 +90,20 @@ def test_a_slow_loop_over_the_rows_is_named(runtime):
     assert 0.5 < worst.share < 1 and "every= of Report" in worst.advice
 
 
+def test_the_last_snapshot_counts_as_no_part_of_a_run(tmp_path, monkeypatch):
+    kept = saver.Saver.keep
+
+    def slowly(self, rows, state, due):
+        time.sleep(2.0 * due)
+        return kept(self, rows, state, due)
+
+    monkeypatch.setattr(saver.Saver, "keep", slowly)
+    with fl.run(planted.ppo(0.0), out=tmp_path / "run", steps=500) as run:
+        list(run)
+    assert by_kind(run.profile().processes["this process"])["outside"] < 2
+    assert explain(profiles(tmp_path / "run")[1]) == run.explain()
+
+
 def profile(step=0.8, update=0.1, count=2, busy=2.0, singly=True, blocked=0.0):
     """Ten seconds of an asynchronous run: 100 rollouts of 20 steps from each of two runners, which
     take `step` of their time."""
