@@ -329,6 +329,10 @@ def test_a_nan_that_an_operator_makes_is_traced_by_the_record_of_its_update(tmp_
     )
     assert said.index("reward is not finite") < said.index("advantage is not finite")
     assert rerun(tmp_path / "run", 3).equal
+    # A run that went on after it, and failed again, was ended by another update.
+    failure = tmp_path / "run/failure.json"
+    failure.write_text(failure.read_text().replace('"update": 3', '"update": 5'))
+    assert "what update 5 was made of is not known" in why(tmp_path / "run")
     with pytest.raises(fl.errors.NotFiniteError):
         recorded(graph, tmp_path / "unknown", 9, record=False)
     assert "was not recorded. Run it again with --record, then ask why again" in why(

@@ -23,6 +23,7 @@ from environments import Corridor, Faulty
 from flowrl.cli.main import main
 from flowrl.core.items import Row
 from flowrl.core.machine import usable_cores
+from flowrl.observe.saving import RunDir
 from flowrl.seeding.runs import SeedRuns, _Child
 
 ROOT = Path(__file__).parents[1]
@@ -126,6 +127,8 @@ def test_a_run_that_fails_is_named_at_the_end_and_ends_no_other(script, monkeypa
     # What is there is never written over.
     assert main([*words, "--seeds", "2", "--out", "many"]) == 2
     assert "many/seed-0 exists already" in capsys.readouterr().err
+    assert main([*words, "--seeds", "2", "--out", "alone"]) == 2
+    assert "alone is the directory of one run; name another one" in capsys.readouterr().err
 
 
 @pytest.mark.system
@@ -189,6 +192,17 @@ def test_the_xla_runtime_runs_all_seeds_as_one_program(tmp_path):
     ends = [rows[-1]["env_steps"] for rows in curves.rows]
     first = ends.index(min(ends))
     assert timeless(loaded.rows[first]) == timeless(curves.rows[first])
+    # A program of trials is filled up with its last run.
+    file = out / "members.jsonl"
+    last = [line for line in file.read_text().splitlines(True) if '"run": "seed 1"' in line]
+    with file.open("a") as more:
+        more.writelines(last)
+    assert timeless(fl.Curves.load(out).rows[1]) == timeless(loaded.rows[1])
+    # What a run wrote at its end is none of it when it goes on.
+    folder = RunDir.again(out)
+    folder.go_on(0, {})
+    folder.close()
+    assert not any((out / name).exists() for name in ("members.jsonl", "curves.txt"))
 
 
 @pytest.mark.parametrize(

@@ -153,13 +153,12 @@ def _follow(
 
 def _check_free(args: argparse.Namespace) -> None:
     """Refuse ``--out`` where something is there already, before anything is said of the run."""
-    from flowrl.observe.saving import check_free
+    from flowrl.observe.saving import check_free, check_free_for_seeds
 
-    folders = [Path(args.out)]
     if args.seeds is not None and args.runtime != "xla":
-        folders = [folders[0] / f"seed-{args.seed + i}" for i in range(args.seeds)]
-    for folder in folders:
-        check_free(folder)
+        check_free_for_seeds(Path(args.out), range(args.seed, args.seed + args.seeds))
+    else:
+        check_free(args.out)
 
 
 def _share_cores(runs: int) -> None:

@@ -133,7 +133,9 @@ def _ending(path: Path, directory: str) -> str:
     lines = [f"  trials   {path / 'trials.csv'}"]
     if (path / "results.svg").is_file():
         lines.append(f"  picture  {path / 'results.svg'}")
-    lines.append(f"  policy   {path / directory}")
+    # The policy of a program is that of the trial with the highest return.
+    if not (path / directory / "members.jsonl").is_file():
+        lines.append(f"  policy   {path / directory}")
     if (path / BEST).is_file():
         run = shlex.join([program(), "run", "--config", str(path / BEST)])
         lines.append(f"  run it   {run}")

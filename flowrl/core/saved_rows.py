@@ -149,7 +149,10 @@ def _runs_in(path: Path, directory: str) -> list[SavedRun]:
         return [run(str(path), facts.get("seed"), "", json_lines(path / "rows.jsonl"))]
     members: dict[str, list[Any]] = {}
     for row in json_lines(path / "members.jsonl"):
-        members.setdefault(str(row.pop("run", "")), []).append(row)
+        known = members.setdefault(str(row.pop("run", "")), [])
+        # A program of trials that was filled up holds its last run several times.
+        if not known or row.get("row", 0) > known[-1].get("row", 0):
+            known.append(row)
     found = []
     for label, rows in members.items():
         swept, _, seed = label.rpartition("seed ")

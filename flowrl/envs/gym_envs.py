@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from flowrl.envs.agents import PETTINGZOO, Agents, Maker, agents_of, make_pettingzoo
@@ -21,7 +22,7 @@ from flowrl.envs.masks import as_declared, with_mask_of_info
 from flowrl.envs.mujoco_warnings import take_warnings
 from flowrl.envs.prefixes import ADAPTERS
 from flowrl.errors import EnvError, SettingError, a, install, raised, unknown
-from flowrl.rl.spaces import Spaces
+from flowrl.rl.spaces import Spaces, same_kind
 
 Make = str | Callable[[], Any]
 """A Gymnasium id, or a function that makes an environment or a vector of them."""
@@ -80,11 +81,11 @@ class Guard(Retraced):
         return EnvError(text, what=self.name, within=self.index, step=self.steps)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step, and check the observation's shape and type.
+        """Step, and check the observation's shape and type, or its choices.
 
         Raises:
             EnvError: the environment raised, or returned anything else than five values
-                with such an observation.
+                with such an observation and a dict.
         """
         self.steps += 1
         try:
@@ -98,17 +99,17 @@ class Guard(Retraced):
                 f"{self.label} returned {_length(result)} from step; it must be (obs, reward, "
                 "terminated, truncated, info)"
             )
-        self._check(result[0], "step")
+        self._check(result[0], result[4], "step")
         return result
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset, and check the observation's shape and type.
+        """Reset, and check the observation's shape and type, or its choices.
 
         Raises:
             EnvError: the environment raised, or returned anything else than two values
-                with such an observation.
+                with such an observation and a dict.
         """
         try:
             result = super().reset(seed=seed, options=options)
@@ -118,13 +119,24 @@ class Guard(Retraced):
             raise self._failed(
                 f"{self.label} returned {_length(result)} from reset; it must be (obs, info)"
             )
-        self._check(result[0], "reset")
+        self._check(result[0], result[1], "reset")
         return result
 
-    def _check(self, obs: Any, verb: str) -> None:
+    def _check(self, obs: Any, info: Any, verb: str) -> None:
         for part in self.parts:
-            if wrong := part.mismatch(obs, verb):
+            if wrong := part.mismatch(obs, verb, converts=_stacks):
                 raise self._failed(f"{self.label} returned {wrong}")
+        if not isinstance(info, dict):
+            raise self._failed(
+                f"{self.label} returned {a(info)} as info from {verb}; it must be a dict"
+            )
+
+
+def _stacks(found: Any, declared: Any) -> bool:
+    """Return whether Gymnasium's vectors write numbers of one type into arrays of another."""
+    return found == declared or (
+        same_kind(found, declared) and np.can_cast(found, declared, "same_kind")
+    )
 
 
 def _length(result: Any) -> str:
@@ -405,6 +417,21 @@ class Probed(NamedTuple):
         return self.spaces or next(iter((self.agents or {}).values()))
 
 
+def _spaces(env: Make, observation: Any, action: Any) -> Spaces:
+    """Return the spaces of an environment.
+
+    Raises:
+        EnvError: one of them is no space.
+    """
+    for name, space in (("observation_space", observation), ("action_space", action)):
+        if not isinstance(space, gym.Space):
+            raise EnvError(
+                f"{env_name(env)}: its {name} is {space!r}, and no space of Gymnasium; set "
+                f"self.{name} in __init__, such as to gymnasium.spaces.Discrete(2)"
+            )
+    return Spaces(observation, action)
+
+
 def probe(
     env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]
 ) -> Probed:
@@ -422,12 +449,13 @@ def probe(
             jax_agents = made.jax_agents if isinstance(made, HostAgents) else None
             return Probed(None, jax_agents, spaces_of)
         if isinstance(made, VectorEnv):
-            spaces = Spaces(made.single_observation_space, made.single_action_space)
+            spaces = _spaces(env, made.single_observation_space, made.single_action_space)
             jax_env = getattr(made, "jax_env", None)
             return Probed(
                 spaces if jax_env is not None else with_mask_of_info(spaces, made), jax_env
             )
-        return Probed(with_mask_of_info(Spaces(made.observation_space, made.action_space), made))
+        spaces = _spaces(env, made.observation_space, made.action_space)
+        return Probed(with_mask_of_info(spaces, made))
     except AttributeError as error:
         raise EnvError(
             f"{env_name(env)}: {error}; an environment sets self.observation_space and "

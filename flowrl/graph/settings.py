@@ -20,8 +20,9 @@ class Settings:
 
     A check in `__post_init__` that fails at a value of a wrong type, such as ``"4" < 1``, becomes
     the error of the field that holds it. So does a float where a whole number is wanted, such as
-    ``epochs=1.5``, which most comparisons take, and NaN, which passes many of them. A setting that
-    does not exist is refused with the names of those that do.
+    ``epochs=1.5``, which most comparisons take, NaN, which passes many of them, and a text where
+    True or False is wanted. A setting that does not exist is refused with the names of those that
+    do.
     """
 
     def __new__(cls, *_: Any, **named: Any) -> Self:
@@ -31,7 +32,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check the fields; what a class checks of its own comes in its own `__post_init__`."""
-        _refuse_floats(self)
+        _refuse_misfits(self)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Check what the class declares, and let its checks name the field at which they fail."""
@@ -58,7 +59,7 @@ def _named(check: Callable[[Any], None]) -> Callable[[Any], None]:
         except FlowrlError as error:
             error.of = error.of or type(value).__name__
             raise
-        _refuse_floats(value)
+        _refuse_misfits(value)
 
     return checked
 
@@ -95,16 +96,21 @@ def _check_range(
             raise SettingError(f"{name} must {wanted}{' or None' * may_be_none}, got {found}")
 
 
-def _refuse_floats(value: Any) -> None:
+def _refuse_misfits(value: Any) -> None:
     """Raise an error for the first float that is NaN, or stands where a whole number is wanted.
+
+    So it does for what stands where True or False is wanted: any text would count as True.
 
     Raises:
         SettingError: with the field.
     """
     kind: Any = type(value)
-    for name in _hints(kind):
-        if isinstance(found := getattr(value, name, None), float) and math.isnan(found):
+    for name, hint in _hints(kind).items():
+        found = getattr(value, name, None)
+        if isinstance(found, float) and math.isnan(found):
             raise SettingError(f"{kind.__name__}.{name} must be a number, got nan")
+        if hint is bool and not isinstance(found, bool):
+            fit(found, hint, f"{kind.__name__}.{name}")
     for name, hint in _whole_fields(kind).items():
         if isinstance(found := getattr(value, name, None), float):
             fit(found, hint, f"{kind.__name__}.{name}")

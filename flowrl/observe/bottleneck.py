@@ -214,10 +214,13 @@ PROGRAM = (
     "More environments at once use the device better; --runtime local shows what each node takes."
 )
 HELD = (
-    "The graph waits there for the code that runs it: for what that does with each row, for a "
-    "pause of the debugger, for saving."
+    "The graph waits there for the code that runs it: for what that does with each row, for "
+    "snapshots and policies that are saved, for a pause of the debugger."
 )
-DO_LESS = "Do less for each row, or have fewer rows: a larger every= of Report."
+DO_LESS = (
+    "Do less for each row, have fewer rows (a larger every= of Report), or fewer snapshots "
+    "(fl.Snapshots(every=), --no-snapshots)."
+)
 ONE_PROGRAM = (
     "Step more environments at once, or run the graph as one program, whose rounds cost no Python: "
     "--runtime xla."

@@ -10,7 +10,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from flowrl.observe.saved_policies import save_policies
 from flowrl.observe.trained import TrainedPolicy
 
 FAILURE = "failure.json"
+OF_SEVERAL = ("members.jsonl", "curves.txt", "curves.svg")
+"""What a program of several runs writes at its end."""
 """The file that holds the error that ended a run."""
 
 
@@ -111,7 +113,9 @@ class RunDir:
         (self.path / MANIFEST).unlink(missing_ok=True)
         for name, draft in drafts.items():
             draft.replace(self.path / name)
-        (self.path / FAILURE).unlink(missing_ok=True)
+        # They were written when the run ended, which it has not now.
+        for name in (FAILURE, *OF_SEVERAL):
+            (self.path / name).unlink(missing_ok=True)
         self.cut(rows_bytes)
 
     def cut(self, rows_bytes: int) -> None:
@@ -182,6 +186,20 @@ def check_free(path: str | Path) -> None:
         raise SaveError(
             f"{root} exists already, and nothing is ever overwritten; name another directory"
         )
+
+
+def check_free_for_seeds(folder: Path, seeds: Iterable[int]) -> None:
+    """Make sure that runs can be saved in a directory as ``seed-0`` and so on.
+
+    Raises:
+        SaveError: there is such a directory already, or the directory is that of one run.
+    """
+    if (folder / "graph.txt").exists():
+        raise SaveError(
+            f"{folder} is the directory of one run; name another one for the runs of several seeds"
+        )
+    for seed in seeds:
+        check_free(folder / f"seed-{seed}")
 
 
 def to_json(row: Mapping[str, float]) -> str:

@@ -75,7 +75,12 @@ def _without_error(root: str | Path) -> str:
 def _update(root: str | Path, facts: Facts, learner: str | None) -> Iterator[str]:
     """Describe the update that was not finite, if it was recorded."""
     bad = [
-        r for r in records(root) if "not finite" in r.header["why"] and learner in (None, r.learner)
+        r
+        for r in records(root)
+        # One that was not finite before the run was resumed is another one.
+        if "not finite" in r.header["why"]
+        and learner in (None, r.learner)
+        and facts.get("update") in (None, r.number)
     ]
     if not bad:
         yield (

@@ -129,6 +129,11 @@ class Core:
         # The row after the rollout holds its final observation, and no step.
         valid = _put(new_valid, jnp.zeros((1, columns), bool), ended, low)
         over = _put(state["over"], data["terminated"] | data["truncated"], head, low)
+        if self.spec.n_step > 1:
+            # An agent that takes turns may have none in a rollout, before which its returns end.
+            newest = (head - 1) % self.rows
+            ends = state["valid"][newest, mine] & ~data["valid"][0]
+            over = over.at[newest, mine].set(over[newest, mine] | ends)
         begun = {}
         if self._whole:
             begins = jnp.zeros((steps, columns), bool).at[0].set(True)

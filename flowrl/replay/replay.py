@@ -38,7 +38,8 @@ class Replay(Resource):
         prioritized: whether transitions or sequences are sampled by priority (Schaul et al. 2016),
             with importance weights as the field ``weight``; if not, each is as likely as any other
             of its shard (default False).
-        n_step: environment steps of a transition's return (default 1).
+        n_step: environment steps of a transition's return (default 1). Of several agents they are
+            the agent's own; the return also ends where a rollout ends before its next turn.
         gamma: discount factor per environment step, from 0 to 1 (default 0.99).
         shards: parts, each with its own environments: one is in this process; several are where the
             workers of the runtime are (default 1). They are sampled in turn, however much each
@@ -52,10 +53,10 @@ class Replay(Resource):
             policy still changes much.
         eps: number added to every priority, so that none is 0 (default 1e-6).
         normalize_rewards: divide the rewards of transitions by the running standard deviation of
-            discounted returns, as it is when they are sampled; each shard has its own (default
-            False).
-        sequence_length: rows of a sequence, those of a burn-in among them; None: transitions are
-            sampled (default None).
+            discounted returns, as it is when they are sampled; each shard has its own. Not of
+            several agents (default False).
+        sequence_length: rows of a sequence, those of a burn-in among them; of several agents at
+            most those of a rollout. None: transitions are sampled (default None).
         extra: names of more fields to store; a transition has them as they were at its first step
             (default none).
         restarts: restarts in a row of a shard whose process ended; it is then empty; 0: none

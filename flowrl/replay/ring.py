@@ -38,6 +38,8 @@ class _Places(NamedTuple):
     """The first of them."""
     head: Any
     """The row after it, which takes the final observation."""
+    before: Any
+    """The row before it."""
     window: Any
     """The rows whose returns or sequences may be complete now: the rollout's, and those before it
     that wait for it at most."""
@@ -218,6 +220,7 @@ class Ring(Keeping):
             new=slice(start, stop),
             first=slice(start, start + 1),
             head=slice(stop, stop + 1),
+            before=slice(start - 1, start),
             window=slice(start - before, stop),
             overwritten=slice(start, stop + 1),
             touched=slice(start - before, stop + 1),
@@ -236,6 +239,7 @@ class Ring(Keeping):
             new=at(0, steps),
             first=at(0, 1),
             head=at(steps, 1),
+            before=at(-1, 1),
             window=at(-before, before + steps),
             overwritten=at(0, steps + 1),
             touched=at(-before, before + steps + 1),
@@ -247,6 +251,9 @@ class Ring(Keeping):
         self.real[new] = True
         self.real[head] = self.valid[head] = self.usable[head] = False
         self.over[new] = data["terminated"] | data["truncated"]
+        if self.spec.n_step > 1:
+            # An agent that takes turns may have none in a rollout, before which its returns end.
+            self.over[places.before] |= self.valid[places.before] & ~data["valid"][:1]
         self.valid[new] = data["valid"]
         for name in self.seen:
             self.data[name][new] = data[name]

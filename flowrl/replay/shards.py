@@ -26,11 +26,32 @@ COLUMNS = ("bootstrap_obs", "version", "env", "first")
 """The columns that every replay stores or reads."""
 
 
+def _check_turns(spec: Replay, rollout_length: int) -> None:
+    """Refuse what needs rollouts that follow on: agents that take turns leave gaps between them.
+
+    Raises:
+        ContractError: with the setting, and what to take instead.
+    """
+    if spec.sequence_length is not None and spec.sequence_length > rollout_length:
+        raise ContractError(
+            f"sequences of {spec.sequence_length} rows go over several rollouts of "
+            f"{rollout_length}, between which agents that take turns have gaps; of several agents "
+            "a sequence, with its burn-in, is at most as long as a rollout: set rollout_length to "
+            f"{spec.sequence_length}"
+        )
+    if spec.normalize_rewards:
+        raise ContractError(
+            "normalize_rewards: of several agents a replay does not know where episodes go on; set "
+            "normalize_rewards of the runners (a discount factor) in place of the replay's"
+        )
+
+
 def needed(spec: Replay, batch: Batch) -> Batch:
     """Return the fields and columns of a batch that a replay stores or reads.
 
     Raises:
-        ContractError: a field or column is missing.
+        ContractError: a field or column is missing, or the batch is of several agents and the
+            replay has settings that gaps in their rollouts would spoil.
     """
     fields = (*NEEDED, *spec.extra)
     if missing := [name for name in fields if not batch.has(name)]:
@@ -43,6 +64,8 @@ def needed(spec: Replay, batch: Batch) -> Batch:
             f"the batch has lost the column {missing[0]}; "
             "change batches by batch.with_(...), which keeps the columns"
         )
+    if "cut" in batch.columns:
+        _check_turns(spec, batch.shape[0])
     columns = COLUMNS if spec.sequence_length is None else (*COLUMNS, "carry")
     if spec.sequence_length is None and names_of("carry", batch.columns):
         raise ContractError(

@@ -53,6 +53,13 @@ class Explore(Settings, ABC):
         """The exploration that remains once the run has begun: this one, unless it says so."""
         return self
 
+    def of_agents(self, agents: int) -> Explore:
+        """Return this exploration for a policy that acts for several agents of an environment.
+
+        The steps that `noise` gets count each of them, those of its settings are the environments'.
+        """
+        return self
+
     @abstractmethod
     def pick(self, dist: Distribution, noise: Array) -> Array:
         """Return the actions of n environments from their distributions."""
@@ -116,6 +123,10 @@ class EpsilonGreedy(Explore):
     def last(self) -> EpsilonGreedy:
         """The same with the epsilon that remains at last."""
         return replace(self, start=self.end)
+
+    def of_agents(self, agents: int) -> EpsilonGreedy:
+        """Return it for a policy that acts for several agents of an environment."""
+        return replace(self, steps=self.steps * agents)
 
     def check(self, head: Head) -> str:
         """Return what is wrong unless all numbers of an action are choices."""
@@ -211,6 +222,10 @@ class RandomStart(Explore):
     def last(self) -> Explore:
         """The one that remains of the exploration after the random steps."""
         return self.then.last
+
+    def of_agents(self, agents: int) -> RandomStart:
+        """Return it for a policy that acts for several agents of an environment."""
+        return replace(self, steps=self.steps * agents, then=self.then.of_agents(agents))
 
     def check(self, head: Head) -> str:
         """Return what is wrong unless actions are numbers between finite bounds."""

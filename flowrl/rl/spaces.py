@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, cast
@@ -43,6 +43,8 @@ class ObsPart:
     """The type in batches: floats as float32, integers of 4 bytes at most."""
     declared: np.dtype[Any]
     """The type that the space declares."""
+    bounds: tuple[Array, Array] | None = field(default=None, compare=False)
+    """The least and the greatest choices, where they are choices; None of numbers in a Box."""
 
     @property
     def label(self) -> str:
@@ -76,14 +78,15 @@ class ObsPart:
             converts: says whether numbers of one type may become another's; None for types of one
                 kind, and integers with a sign and without (default None).
         """
-        found, fits = None, converts or _converts
+        found, fits = None, converts or same_kind
         with suppress(KeyError, IndexError, TypeError):
             found = self.of(obs)
             found = found if is_array(found) else np.asarray(found)
             shape = tuple(found.shape[1:] if batched else found.shape)
             # This is called with every step of every environment: texts are made only below.
             if shape == self.shape and fits(np.dtype(found.dtype), self.declared):
-                return ""
+                # What is traced has no numbers yet.
+                return "" if self.bounds is None or batched else self.no_choice(found, verb)
         declared = f"but its observation_space declares {self.declared}{list(self.shape)}"
         way = "fix the environment or its space"
         if found is None:
@@ -91,8 +94,27 @@ class ObsPart:
         got = f"{found.dtype}{list(shape)}"
         return f"an observation{self.label} {got} from {verb}, {declared}; {way}"
 
+    def no_choice(self, found: Array, verb: str) -> str:
+        """Return how observations ``[..., *shape]`` break the choices that there are; empty if not.
 
-def _converts(found: np.dtype[Any], declared: np.dtype[Any]) -> bool:
+        Args:
+            found: this part of them.
+            verb: ``reset`` or ``step``, which returned them.
+        """
+        if self.bounds is None:
+            return ""
+        least, most = self.bounds
+        wrong = (found < least) | (found > most)
+        if not wrong.any():
+            return ""
+        return (
+            f"an observation{self.label} from {verb} that holds {found[wrong].flat[0]}, but its "
+            f"observation_space has choices from {least.tolist()} to {most.tolist()}; fix the "
+            "environment or its space"
+        )
+
+
+def same_kind(found: np.dtype[Any], declared: np.dtype[Any]) -> bool:
     """Return whether numbers of one type become another's without loss of their kind."""
     kinds = (found.kind, declared.kind)
     # Types of one kind are converted; so are integers with a sign and without.
@@ -362,12 +384,20 @@ def _part(path: Path, space: gym.Space[Any]) -> ObsPart:
         )
     declared: np.dtype[Any] = np.dtype(space.dtype)
     dtype: np.dtype[Any]
+    bounds = None
+    if isinstance(space, gym.spaces.MultiBinary):
+        bounds = np.asarray(0), np.asarray(1)
+    elif isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+        sizes = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
+        least: Array = np.asarray(space.start)
+        bounds = least, least + sizes - 1
     if declared.kind == "f":
         dtype = np.dtype(np.float32)
     else:
         # JAX has no integers of 8 bytes unless it is switched to them.
         dtype = np.dtype(np.int32) if declared.itemsize > 4 else declared
-    return ObsPart(field_name("obs", path), path, tuple(space.shape or ()), dtype, declared)
+    shape = tuple(space.shape or ())
+    return ObsPart(field_name("obs", path), path, shape, dtype, declared, bounds)
 
 
 def _to_json(space: gym.Space[Any]) -> dict[str, Any]:

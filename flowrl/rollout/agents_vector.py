@@ -108,7 +108,7 @@ class _Place(NamedTuple):
     number: int
     """Its number among those of all policies."""
     obs: Array | None
-    """Where its observation stands; None if that has several parts."""
+    """Where its observation stands; None if that has several parts, or choices to be checked."""
     shape: tuple[int, ...]
     dtype: Any
     """The shape and the type that the environment declares of it."""
@@ -116,7 +116,7 @@ class _Place(NamedTuple):
 
 def _place(seats: Seats, column: int) -> _Place:
     number, parts = seats.own.start + column, seats.spaces.parts
-    if len(parts) > 1 or parts[0].path:
+    if len(parts) > 1 or parts[0].path or parts[0].bounds is not None:
         return _Place(seats, column, number, None, (), None)
     (part,) = parts
     # With `...` it is a view of the array even where that is of numbers.

@@ -213,7 +213,7 @@ class Runners(Resource):
             self,
             env=OneAgent(agents[0], label, (spaces.obs, spaces.action)),
             policy=policy,
-            explore=self.explore_of(name),
+            explore=self.explore_of(name).of_agents(len(agents)),
             envs_per_runner=self.envs_per_runner * len(agents),
             wrappers=(),
             env_settings={},

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrl.core.items import Row
+from flowrl.core.items import Row, reached
 from flowrl.core.saved_rows import SEED, json_lines
 from flowrl.errors import SaveError, SettingError
 from flowrl.observe.about import FILE, read
@@ -94,9 +94,10 @@ def resumed_seeds(
             ended.append(SeedRun(seed, rows, (read(path) or facts)["ended"]["reason"]))
     every = sorted({*paths, *noted_seeds(folder)})
     if len(ended) == len(every):
+        count, what = reached(ended[0].rows[-1])
+        later = f"--steps {2 * count}" if what == "steps" else f"--until '{what}>={2 * count}'"
         raise SettingError(
-            f"all runs in {folder} have reached their goal; name a later one, such as --steps "
-            f"{2 * int(ended[0].rows[-1]['env_steps'])}"
+            f"all runs in {folder} have reached their goal; name a later one, such as {later}"
         )
     settings = {"snapshots": settings_of(facts, first), "init": init_of(facts.get("init"))}
     return SeedRuns(

@@ -35,7 +35,7 @@ from flowrl.observe.about import runtime_name
 from flowrl.observe.initial import Init
 from flowrl.observe.progress import PLAIN_SECONDS, Progress, line, result
 from flowrl.observe.saver import first_files
-from flowrl.observe.saving import check_free
+from flowrl.observe.saving import check_free_for_seeds
 from flowrl.observe.snapshots import Snapshots
 from flowrl.observe.trained import TrainedPolicy
 from flowrl.resuming import row_of
@@ -200,8 +200,8 @@ class SeedRuns:
         folder = None if out is None else Path(out).absolute()
         if folder is not None:
             first_files(plan)
-            for seed in seeds if ended is None else ():
-                check_free(folder / f"seed-{seed}")
+            if ended is None:
+                check_free_for_seeds(folder, seeds)
         elif options.get("record"):
             raise SettingError("record keeps updates in the runs' directories; give out=, too")
         self.options = options

@@ -136,6 +136,9 @@ class Suggestions(Searcher):
             state, problem = "failed", "its process ended: it was killed, or memory ran out"
             self.trials.ended([{"trial": number, "state": state, "error": problem}])
             return
+        # Ray Tune gives what a trial ended with here alone, and ASHA compares others with it.
+        if METRIC in result:
+            self.trials.reported(number, result)
         names = (STEPS, METRIC, "seconds", "error")
         facts = {name: result[name] for name in names if name in result}
         self.trials.ended([{"trial": number, "state": result.get("state", "stopped"), **facts}])

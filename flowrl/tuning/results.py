@@ -79,14 +79,16 @@ def picture(path: str | Path, trials: Sequence[Trial], options: Options) -> None
 
 def _panel(axes: Any, name: str, trials: Sequence[Trial], options: Options) -> None:
     """Draw the metric over one setting."""
+    known = [t for t in trials if t.value is not None]
     for state, marker in (("done", "o"), ("stopped", "x")):
-        found = [t for t in trials if t.state == state and t.value is not None]
+        found = [t for t in known if t.state == state]
         # Matplotlib would take the first text as the kind of the axis, so options are all texts.
         x = [t.settings[name] for t in found]
         y = [t.value if t.value is not None else math.nan for t in found]
         label = "all steps" if state == "done" else "stopped early"
         axes.scatter(x, y, marker=marker, s=24, alpha=0.8, label=label)
-    if options.search[name].startswith("loguniform"):
+    # An axis without points has no logarithms.
+    if known and options.search[name].startswith("loguniform"):
         axes.set_xscale("log")
     axes.set_xlabel(name)
     axes.grid(alpha=0.3)

@@ -24,7 +24,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.values import PLAIN, to_text
 from flowrl.observe.about import runtime_settings
 from flowrl.observe.sinks import columns
-from flowrl.run_arguments import as_runtime, check_seed
+from flowrl.run_arguments import as_runtime, check_seed, check_steps
 from flowrl.runtime import NAMES
 from flowrl.runtime.base import Runtime, check_positive
 from flowrl.tuning import results
@@ -298,7 +298,9 @@ def _check_graph(job: Job) -> None:
             _check_order(job, points)
         if all(graph == graphs[0] for graph in graphs):
             _check_effect(job, name, trials)
-    known = columns(job.graph(first).compile())
+    plan = job.graph(first).compile()
+    check_steps(plan, job.options.steps)
+    known = columns(plan)
     if job.options.metric not in known:
         raise SettingError(f"metric: {unknown('column', job.options.metric, known)}")
 

@@ -15,6 +15,7 @@ import pytest
 import flowrl as fl
 from flowrl.algos.named import parse_value
 from flowrl.cli.main import main
+from flowrl.tuning import results
 from flowrl.tuning.journal import Journal, Options
 from flowrl.tuning.program import run_program
 from flowrl.tuning.progress import best, ranked
@@ -197,6 +198,13 @@ def test_what_a_study_can_not_take_is_refused_before_it_makes_anything(tmp_path,
     assert not (tmp_path / "study").exists()
 
 
+def test_steps_are_refused_of_a_graph_that_takes_none(tmp_path):
+    search = {"lr": fl.LogUniform(1e-4, 1e-2)}
+    with pytest.raises(fl.errors.SettingError, match="samples environments, so it takes no steps"):
+        fl.tune(fl.bc, search=search, steps=900, out=tmp_path / "study", progress=False)
+    assert not (tmp_path / "study").exists()
+
+
 def conditional(env="CartPole-v1", kind="a", beta=0.5, ignored=1.0):
     return fl.ppo(env, ent_coef=beta if kind == "b" else 0.0)
 
@@ -270,6 +278,31 @@ def test_asha_goes_on_with_what_trials_before_a_kill_reached():
 
     assert decision([]) == decision([cut_off]) == "CONTINUE"
     assert decision([*reached, cut_off]) == "STOP"
+
+
+def test_what_a_trial_ended_with_is_a_report_too():
+    from flowrl.tuning.on_ray import Suggestions
+
+    noted = []
+    trials = SimpleNamespace(
+        reported=lambda number, report: noted.append((number, report["value"])),
+        ended=lambda endings: noted.append(endings[0]["state"]),
+    )
+    suggestions = Suggestions(trials, "max")
+    suggestions.numbers = {"x": 3, "y": 4}
+    suggestions.on_trial_complete("x", {"env_steps": 90, "value": 7.0, "seconds": 1.0})
+    suggestions.on_trial_complete("y", {"env_steps": 0, "seconds": 1.0, "state": "failed"})
+    assert noted == [(3, 7.0), "stopped", "failed"]
+
+
+def test_results_without_any_value_are_written_all_the_same(tmp_path):
+    options = Options(
+        graph="ppo", env=None, settings={}, search={"lr": "loguniform(1e-4, 1e-2)"}, trials=1,
+        steps=90, metric="return_mean", mode="max", seed=0, runtime="local", grace_steps=10,
+        reduction=3, tuned=False, imports=[],
+    )  # fmt: skip
+    results.write([fl.Trial(0, {"lr": 1e-3}, "failed", error="no")], options, tmp_path)
+    assert "trial 0 failed: no" in (tmp_path / "results.txt").read_text()
 
 
 def test_a_sweep_of_points_has_a_run_for_each_of_them():
