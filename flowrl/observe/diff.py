@@ -185,9 +185,9 @@ def _nodes(graph: Graph, other: Graph) -> dict[str, str]:
     """Return the kind of each node and resource of a graph.
 
     The settings of a node are added if the other graph has none of that name, and its place if the
-    other graph has it in another.
+    other graph has it in another. So is the order of the nodes of both, if that alone differs.
     """
-    found = {}
+    found, moved = {}, False
     others = _owners(other)
     for name, owner in _owners(graph).items():
         text = type(owner).__name__
@@ -195,9 +195,18 @@ def _nodes(graph: Graph, other: Graph) -> dict[str, str]:
             text = values.to_text(owner, defaults=False)
         here, there = _shared_before(name, graph, other), _shared_before(name, other, graph)
         if here is not None and there is not None and here != there:
-            text = f"{text}, after {', '.join(here) or 'nothing'}"
+            text, moved = f"{text}, after {', '.join(here) or 'nothing'}", True
         found[name] = text
+    mine, theirs = _order(graph, other), _order(other, graph)
+    if mine != theirs and not moved:
+        found["order of nodes"] = ", ".join(mine)
     return found
+
+
+def _order(graph: Graph, other: Graph) -> list[str]:
+    """Return the nodes that both graphs have in the order of the first one."""
+    shared = {node.name for node in other.nodes}
+    return [node.name for node in graph.nodes if node.name in shared]
 
 
 def _shared_before(name: str, graph: Graph, other: Graph) -> list[str] | None:
@@ -278,5 +287,10 @@ def _reason(path: Path) -> str:
     """Return why a run ended, from its log of events."""
     if not path.is_file():
         return "not recorded"
-    ends = [event for event in json_lines(path) if event.get("event") == "ended"]
-    return ends[-1]["reason"] if ends else "not recorded"
+    # What was resumed after its end goes on, or was killed.
+    reasons = [
+        event.get("reason", "not recorded")
+        for event in json_lines(path)
+        if event.get("event") in ("started", "ended")
+    ]
+    return reasons[-1] if reasons else "not recorded"

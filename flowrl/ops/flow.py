@@ -123,6 +123,11 @@ class Gate(Operator):
             )
 
 
+def _in_order(by_node: Mapping[str, Any] | None) -> list[tuple[str, Any]] | None:
+    """Return the pairs of a mapping, which compare with their order."""
+    return None if by_node is None else list(by_node.items())
+
+
 @dataclass(frozen=True)
 class Merge(Operator):
     """Merge several streams into one, as items come or by fixed weights.
@@ -151,6 +156,14 @@ class Merge(Operator):
             raise SettingError(
                 f"weights must be whole numbers from 1 on by node, or None, got {self.weights!r}"
             )
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether another one gives the same turns: the order of the nodes counts."""
+        return isinstance(other, Merge) and _in_order(self.weights) == _in_order(other.weights)
+
+    def __hash__(self) -> int:
+        """Return a number that equal ones share."""
+        return hash(tuple(_in_order(self.weights) or ()))
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -263,6 +276,18 @@ class Switch(Operator):
             )
         if self.runners is None and any(isinstance(end, UntilReturn) for end in ends):
             raise SettingError('UntilReturn needs someone to play: add runners="runners"')
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether another one has the same phases: the order of the nodes counts."""
+        return (
+            isinstance(other, Switch)
+            and _in_order(self.items) == _in_order(other.items)
+            and self.runners == other.runners
+        )
+
+    def __hash__(self) -> int:
+        """Return a number that equal ones share."""
+        return hash(tuple(self.items.items()))
 
     def line(self, plan: Plan, node: str) -> tuple[str, str]:
         """Return the phases, each with its end."""

@@ -109,6 +109,20 @@ def test_what_only_one_has_moves_nothing_and_what_moved_is_reported():
     )
 
 
+def test_the_order_of_nodes_is_reported():
+    def branches(*names):
+        graph = fl.Graph("g").then(a=fl.Map(abs))
+        for name in names:
+            graph = graph.then(after="a", **{name: fl.Map(abs)})
+        return graph.then(after=("b", "c"), join=fl.Merge())
+
+    one, other = branches("b", "c"), branches("c", "b")
+    assert not fl.diff(one, branches("b", "c")) and one != other
+    assert fl.diff(one, other).parts[0].lines == (
+        ("order of nodes", "a, b, c, join", "a, c, b, join"),
+    )
+
+
 def test_a_graph_that_can_not_run_has_no_plan():
     found = fl.diff(PLAN, PPO.remove("report"))
     assert ("no plan", "-", "ppo.sync: no Report closes a Row, so a run would show not...") in part(

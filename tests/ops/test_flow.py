@@ -1,5 +1,7 @@
 """Any function as an operator; gates and joins."""
 
+from dataclasses import replace
+
 import pytest
 from drive import Context, batch, drive
 
@@ -114,3 +116,14 @@ def test_phases_without_an_end_or_a_last_one_with_one_are_refused(items):
         fl.errors.SettingError, match="by node, or UntilReturn, and None for the last"
     ):
         fl.Switch(items)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (fl.Merge({"a": 1, "b": 2}), fl.Merge({"b": 2, "a": 1})),
+        (fl.Switch({"a": 5, "b": None}), fl.Switch({"b": 5, "a": None})),
+    ],
+)
+def test_the_order_of_turns_makes_another_operator(one, other):
+    assert one == replace(one) and one != other and other == replace(other)
