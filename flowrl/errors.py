@@ -267,12 +267,16 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     "unknown setting 'epoch'; did you mean 'epochs'? Known: epochs, lr"
     >>> unknown("setting", "clip", ["value_clip", "clip_ratio"])
     "unknown setting 'clip'; did you mean 'clip_ratio'? Known: value_clip, clip_ratio"
+    >>> unknown("name", "PPO", ["PPOSettings", "ppo"])
+    "unknown name 'PPO'; did you mean 'ppo'? Known: PPOSettings, ppo"
     """
     names = list(known)
     if FOREIGN.get(name) in names:
         return f"unknown {kind} '{name}'; did you mean '{FOREIGN[name]}'? Known: {', '.join(names)}"
+    # Who writes a name large means it.
+    nearest = [known_name for known_name in names if known_name.lower() == name.lower()]
     # Who gives the last part of a path, such as that of a setting, means the path.
-    nearest = [known_name for known_name in names if known_name.endswith(f".{name}")]
+    nearest += [known_name for known_name in names if known_name.endswith(f".{name}")]
     # So does who gives its beginning.
     begun = [known_name for known_name in names if len(name) > 2 and known_name.startswith(name)]
     nearest = nearest or sorted(begun, key=len)[:1]

@@ -329,3 +329,19 @@ def test_the_command_prints_a_table_or_json_and_draws(folder, capsys):
     assert main(["compare", "b", "--column", "return"]) == 2
     assert "unknown column 'return'; did you mean 'return_mean'?" in capsys.readouterr().err
     assert math.isnan(fl.Curves.load("b").ending()[0]["high"])
+
+
+def test_a_run_that_was_stopped_before_it_took_steps_is_left_out(folder, caplog):
+    offline = [{"env_steps": 0, "updates": 500 * n, "return_mean": None} for n in (1, 2, 3)]
+    online = [
+        {"env_steps": 100 * n, "updates": 1_500 + n, "return_mean": 7.0 * n} for n in (1, 2, 3)
+    ]
+    for seed, rows in enumerate((offline + online, offline + online, offline[:2])):
+        reason = "steps" if len(rows) > 2 else "interrupted"
+        saved(folder / f"a/seed-{seed}", [], seed=seed, ended={"reason": reason})
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"a/seed-{seed}/rows.jsonl").write_text(lines)
+    curves = fl.Curves.load("a")
+    assert "a/seed-2 was interrupted after 0 steps, before the others" in caplog.text
+    (end,) = curves.ending()
+    assert (end["runs"], end["steps"], end["iqm"]) == (2, 300, 21.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -47,10 +47,11 @@ def counted(
             begun.append(run)
     groups = []
     for name, alike in grouped(begun):
-        least = NEAR * _end_of(alike)
+        column = over_of(run.rows for run in alike)
+        least = NEAR * _end_of(alike, column)
         near = []
         for run in alike:
-            steps = _steps(run.rows)
+            steps = run.rows[-1][column]
             if run.reason in FINISHED or steps >= least:
                 near.append(run)
             else:
@@ -71,8 +72,10 @@ def warnings(groups: Grouped, left_out: Sequence[str]) -> list[str]:
     for name, runs in groups:
         if not runs:
             continue
-        first = min(runs, key=lambda run: _steps(run.rows))
-        end, middle = _steps(first.rows), median(_steps(run.rows) for run in runs)
+        column = over_of(run.rows for run in runs)
+        ends = [run.rows[-1][column] for run in runs]
+        end, middle = min(ends), median(ends)
+        first = runs[ends.index(end)]
         if end < NEAR * middle:
             of = f" of {name}" if name else ""
             lines.append(
@@ -82,29 +85,25 @@ def warnings(groups: Grouped, left_out: Sequence[str]) -> list[str]:
     return lines
 
 
-def _end_of(runs: Sequence[Any]) -> float:
+def _end_of(runs: Sequence[Any], column: str) -> float:
     """Return the steps at which the curves of a group end by those of its runs that finished.
 
     Where none has finished, this is where the run is that got furthest.
     """
-    finished = [_steps(run.rows) for run in runs if run.reason in FINISHED]
-    return min(finished) if finished else max(_steps(run.rows) for run in runs)
+    finished = [run for run in runs if run.reason in FINISHED]
+    ends: list[float] = [run.rows[-1][column] for run in finished or runs]
+    return min(ends) if finished else max(ends)
 
 
-def _steps(rows: Sequence[Mapping[str, float]]) -> float:
-    """Return how far the last row is."""
-    return rows[-1][over(rows)]
+def over_of(runs: Iterable[Sequence[Mapping[str, float]]]) -> str:
+    """Return the column over which runs are drawn and compared with one another.
 
-
-def over(rows: Sequence[Mapping[str, float]]) -> str:
-    """Return the column by which a run is drawn and compared with others.
-
-    It is that of the environment steps, or of the updates where nothing is sampled.
+    It is that of the environment steps, or of the updates where none of the runs samples anything.
 
     Args:
-        rows: of the run.
+        runs: the rows of each, of which it has some.
     """
-    return "updates" if samples_nothing(rows[-1]) else STEPS
+    return "updates" if all(samples_nothing(rows[-1]) for rows in runs) else STEPS
 
 
 def _without_rows(run: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.core.counted import counted, over, warnings
+from flowrl.core.counted import STEPS, counted, over_of, warnings
 from flowrl.core.figures import drawn
 from flowrl.core.items import Row
 from flowrl.core.new_files import check_new
@@ -186,8 +186,8 @@ class Curves:
     @property
     def _over(self) -> str:
         """The column over which curves are drawn: updates where no run has sampled anything."""
-        columns = {over(rows) for rows in self.rows if rows}
-        return "updates" if columns == {"updates"} else "env_steps"
+        runs = [rows for rows in self.rows if rows]
+        return over_of(runs) if runs else STEPS
 
     def _only_name(self) -> str:
         """Return what to call the only group, which has no name."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.core.counted import STEPS, over
+from flowrl.core.counted import STEPS, over_of
 from flowrl.core.items import Row
 from flowrl.errors import SaveError
 
@@ -151,7 +152,7 @@ def _runs_in(path: Path, directory: str) -> list[SavedRun]:
     for row in json_lines(path / "members.jsonl"):
         known = members.setdefault(str(row.pop("run", "")), [])
         # A program of trials that was filled up holds its last run several times.
-        if not known or row.get("row", 0) > known[-1].get("row", 0):
+        if not known or row.get("row", math.inf) > known[-1].get("row", 0):
             known.append(row)
     found = []
     for label, rows in members.items():
@@ -344,25 +345,28 @@ def aligned(runs: Sequence[Sequence[Mapping[str, float]]]) -> list[tuple[Row, ..
     Args:
         runs: the rows of each run, of which each has some.
     """
-    shortest = min(runs, key=lambda rows: rows[-1][over(rows)])
-    steps = np.array([row[over(shortest)] for row in shortest], float)
+    column = over_of(runs)
+    shortest = min(runs, key=lambda rows: rows[-1][column])
+    steps = np.array([row[column] for row in shortest], float)
     chosen = np.linspace(0, len(steps) - 1, min(len(steps), MOST_POINTS)).round().astype(int)
     grid = steps[chosen]
     columns = dict.fromkeys(name for rows in runs for row in rows for name in row)
-    return [_on_grid(rows, list(columns), grid) for rows in runs]
+    return [_on_grid(rows, list(columns), column, grid) for rows in runs]
 
 
 def _on_grid(
-    rows: Sequence[Mapping[str, float]], columns: Sequence[str], grid: Array
+    rows: Sequence[Mapping[str, float]], columns: Sequence[str], over: str, grid: Array
 ) -> tuple[Row, ...]:
-    """Return the rows of a run at other steps."""
-    values = np.stack([_interpolated(rows, name, grid) for name in columns], axis=1)
+    """Return the rows of a run at other values of the column `over`."""
+    steps = np.array([row[over] for row in rows], float)
+    values = np.stack([_interpolated(rows, name, steps, grid) for name in columns], axis=1)
     return tuple(Row(dict(zip(columns, numbers, strict=True))) for numbers in values.tolist())
 
 
-def _interpolated(rows: Sequence[Mapping[str, float]], name: str, grid: Array) -> Array:
-    """Return a column of a run at other steps."""
-    steps = np.array([row[over(rows)] for row in rows], float)
+def _interpolated(
+    rows: Sequence[Mapping[str, float]], name: str, steps: Array, grid: Array
+) -> Array:
+    """Return a column of a run, whose rows are at these steps, at other ones."""
     column = np.array([row.get(name, np.nan) for row in rows], float)
     known = np.isfinite(column)
     if not known.any():
