@@ -99,6 +99,11 @@ class Guard(Retraced):
                 f"{self.label} returned {_length(result)} from step; it must be (obs, reward, "
                 "terminated, truncated, info)"
             )
+        # Gymnasium's vectors would make NaN of None, and a number of a text.
+        if result[1] is None or isinstance(result[1], str):
+            raise self._failed(
+                f"{self.label} returned {a(result[1])} as reward from step; it must be a number"
+            )
         self._check(result[0], result[4], "step")
         return result
 

@@ -14,14 +14,14 @@ class Returns(gym.Env):
 
     observation_space: gym.Space = gym.spaces.Discrete(4, start=1)
     action_space = gym.spaces.Discrete(2)
-    first, obs, info = 1, 4, {}
+    first, obs, reward, info = 1, 4, 1.0, {}
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         return self.first, {}
 
     def step(self, action):
-        return self.obs, 1.0, False, False, self.info
+        return self.obs, self.reward, False, False, self.info
 
 
 def trained(**attributes):
@@ -74,6 +74,12 @@ def test_the_first_and_the_last_choice_pass():
 def test_an_info_that_is_no_dict():
     with pytest.raises(fl.errors.EnvError, match="a NoneType as info from step; it must be a dict"):
         trained(info=None)
+
+
+@pytest.mark.parametrize("reward", [None, "7"])
+def test_a_reward_that_is_no_number(reward):
+    with pytest.raises(fl.errors.EnvError, match="as reward from step; it must be a number"):
+        trained(reward=reward)
 
 
 @pytest.mark.parametrize("name", ["observation_space", "action_space"])
