@@ -101,13 +101,17 @@ def test_run_then_eval(flowrl, tmp_path):
     assert status == 0
     assert out.startswith("3 episodes, 3 different returns: mean ")
     assert Path("here/command.txt").exists()
-    for more in ((), ("--seeds", "2")):
-        Path("here/seed-1").mkdir(exist_ok=True)
-        Path("here/seed-1/mine").touch()
-        status, _, err = flowrl("run", "ppo", "--out", "here", *more)
+    Path("there/seed-1").mkdir(parents=True)
+    Path("there/seed-1/mine").touch()
+    for more, says in (
+        (("here",), "here exists already"),
+        (("here", "--seeds", "2"), "here is the directory of one run"),
+        (("there", "--seeds", "2"), "there/seed-1 exists already"),
+    ):
+        status, _, err = flowrl("run", "ppo", "--out", *more)
         assert status == 2
         # It says nothing of a run that can't be.
-        assert err.startswith(f"flowrl: here{'/seed-1' if more else ''} exists already")
+        assert err.startswith(f"flowrl: {says}")
 
 
 @pytest.mark.system

@@ -38,8 +38,6 @@ class _Places(NamedTuple):
     """The first of them."""
     head: Any
     """The row after it, which takes the final observation."""
-    before: Any
-    """The row before it."""
     window: Any
     """The rows whose returns or sequences may be complete now: the rollout's, and those before it
     that wait for it at most."""
@@ -220,7 +218,6 @@ class Ring(Keeping):
             new=slice(start, stop),
             first=slice(start, start + 1),
             head=slice(stop, stop + 1),
-            before=slice(start - 1, start),
             window=slice(start - before, stop),
             overwritten=slice(start, stop + 1),
             touched=slice(start - before, stop + 1),
@@ -239,7 +236,6 @@ class Ring(Keeping):
             new=at(0, steps),
             first=at(0, 1),
             head=at(steps, 1),
-            before=at(-1, 1),
             window=at(-before, before + steps),
             overwritten=at(0, steps + 1),
             touched=at(-before, before + steps + 1),
@@ -253,7 +249,8 @@ class Ring(Keeping):
         self.over[new] = data["terminated"] | data["truncated"]
         if self.spec.n_step > 1:
             # An agent that takes turns may have none in a rollout, before which its returns end.
-            self.over[places.before] |= self.valid[places.before] & ~data["valid"][:1]
+            last = _row_before(places.first)
+            self.over[last] |= self.valid[last] & ~data["valid"][:1]
         self.valid[new] = data["valid"]
         for name in self.seen:
             self.data[name][new] = data[name]
@@ -475,6 +472,14 @@ def _check_finite(priorities: Array) -> None:
             f"got a priority that is not finite: {wrong[0]}; let the operator or loss that it "
             "comes from give a finite one for each step"
         )
+
+
+def _row_before(place: Any) -> Any:
+    """Return the place of the row before that of one row."""
+    if isinstance(place, slice):
+        return slice(place.start - 1, place.start)
+    # The row before the first one is the last.
+    return place[0] - 1, place[1]
 
 
 def _columns_of(batch: Batch, columns: Array) -> Batch:

@@ -383,5 +383,5 @@ def test_the_command_line_prints_the_link_of_the_page(tmp_path, capsys):
         port = str(taken.getsockname()[1])
         assert main([*words[:-1], str(tmp_path / "other"), "--ui", port]) == 2
     assert f"can't serve a page at 127.0.0.1:{port}" in capsys.readouterr().err
-    assert main([*words, "--seeds", "2"]) == 2
+    assert main([*words[:-1], str(tmp_path / "other"), "--seeds", "2"]) == 2
     assert "--ui is of one run" in capsys.readouterr().err
