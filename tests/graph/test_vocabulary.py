@@ -400,6 +400,10 @@ def test_a_queue_is_drawn_apart():
             lambda: fl.ppo("CartPole-v1", num_runners=1.5),
             r"PPOSettings\.num_runners: takes a whole number, got 1\.5",
         ),
+        (
+            lambda: fl.ppo("CartPole-v1", normalize="no"),
+            r"PPOSettings\.normalize: takes True or False, got 'no'",
+        ),
         (lambda: fl.Evaluate(episodes=2.5), r"Evaluate\.episodes: takes a whole number, got 2\.5"),
         (lambda: fl.RandomStart(1e3), r"RandomStart\.steps: takes a whole number, got 1000\.0"),
         (lambda: fl.Replay(buffer_size="4"), r"Replay\.buffer_size: takes a whole number, got '4'"),

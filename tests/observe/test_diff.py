@@ -183,6 +183,11 @@ def test_results_of_two_runs(tmp_path):
         "results", "result", (("ended", "until", "not recorded"), ("last loss", "-", "1.5")), 6
     )
     assert str(found).splitlines()[0] == "             one    other"
+    # One that was resumed after its end, and killed.
+    with (one / "events.jsonl").open("a") as events:
+        events.write('{"event": "started"}\n')
+    again = fl.diff(PLAN, PLAN, ("one", "other"), (one, other))
+    assert [line[0] for line in part(again, "results").lines] == ["last loss"]
 
 
 def test_a_damaged_or_missing_file_is_reported(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 import flowrl as fl
 from flowrl.algos.named import parse_value
 from flowrl.cli.main import main
+from flowrl.cli.tuning import _ending
 from flowrl.tuning import results
 from flowrl.tuning.journal import Journal, Options
 from flowrl.tuning.program import run_program
@@ -293,6 +294,14 @@ def test_what_a_trial_ended_with_is_a_report_too():
     suggestions.on_trial_complete("x", {"env_steps": 90, "value": 7.0, "seconds": 1.0})
     suggestions.on_trial_complete("y", {"env_steps": 0, "seconds": 1.0, "state": "failed"})
     assert noted == [(3, 7.0), "stopped", "failed"]
+
+
+def test_a_programs_policy_is_not_that_of_the_best_trial(tmp_path):
+    for name, file in (("000", "members.jsonl"), ("001", "rows.jsonl")):
+        (tmp_path / "trials" / name).mkdir(parents=True)
+        (tmp_path / "trials" / name / file).touch()
+    assert "  policy  " not in _ending(tmp_path, "trials/000")
+    assert f"policy   {tmp_path}/trials/001" in _ending(tmp_path, "trials/001")
 
 
 def test_results_without_any_value_are_written_all_the_same(tmp_path):
