@@ -122,7 +122,7 @@ def test_phases_without_an_end_or_a_last_one_with_one_are_refused(items):
     ("one", "other"),
     [
         (fl.Merge({"a": 1, "b": 2}), fl.Merge({"b": 2, "a": 1})),
-        (fl.Switch({"a": 5, "b": None}), fl.Switch({"b": 5, "a": None})),
+        (fl.Switch({"a": 5, "b": 7, "c": None}), fl.Switch({"b": 7, "a": 5, "c": None})),
     ],
 )
 def test_the_order_of_turns_makes_another_operator(one, other):
