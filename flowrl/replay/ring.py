@@ -72,7 +72,7 @@ class Ring(Keeping):
     )  # fmt: skip
     remade = (
         "spec", "rows", "envs", "low", "n_step", "reach", "extra", "flat", "env_numbers",
-        "discounts",
+        "discounts", "observed", "stored",
     )  # fmt: skip
 
     def __init__(self, spec: Replay, rows: int, envs: int, low: int, seed: Any) -> None:
@@ -137,6 +137,9 @@ class Ring(Keeping):
     def _view(self) -> None:
         """Make the views of the arrays by slot."""
         self.flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in self.data.items()}
+        self.observed = [(self.data[name], name, f"bootstrap_{name}") for name in self.seen]
+        named = ("action", "reward", *self.extra)
+        self.stored = [(self.data[name], name) for name in named]
 
     # -- adding
 
@@ -161,7 +164,8 @@ class Ring(Keeping):
                 return self.held()
         if not self.data:
             self._allocate(batch)
-        self._check_length(batch.shape[0])
+        if self.begins.size:
+            self._check_length(batch.shape[0])
         if "priority" in self.data:
             _check_finite(batch.data["priority"][batch.data["valid"].astype(bool)])
         self._add_once(batch, whole=whole)
@@ -173,7 +177,7 @@ class Ring(Keeping):
         Raises:
             ContractError: with both lengths.
         """
-        if self.begins.size and steps != self.rollout_length:
+        if steps != self.rollout_length:
             raise ContractError(
                 f"rollouts of {steps} steps came after others of {self.rollout_length}; a replay "
                 "of sequences takes those of one length"
@@ -181,7 +185,7 @@ class Ring(Keeping):
 
     def _add_once(self, batch: Batch, *, whole: bool) -> None:
         """Add at most one rollout of each environment; `whole` means one of each, in order."""
-        steps, columns = batch.shape
+        steps, columns = batch.data["reward"].shape
         numbers, first = batch.columns["env"], batch.columns["first"]
         envs: Any = slice(None) if whole else numbers - self.low
         self._cut_where_interrupted(envs, numbers, first)
@@ -214,13 +218,14 @@ class Ring(Keeping):
     def _slices(self, start: int, steps: int) -> _Places:
         """Return the places of rollouts that begin in the same row and do not go round the end."""
         stop, before = start + steps, self.reach - 1
+        # By position: this is done for every rollout.
         return _Places(
-            new=slice(start, stop),
-            first=slice(start, start + 1),
-            head=slice(stop, stop + 1),
-            window=slice(start - before, stop),
-            overwritten=slice(start, stop + 1),
-            touched=slice(start - before, stop + 1),
+            slice(start, stop),
+            slice(start, start + 1),
+            slice(stop, stop + 1),
+            slice(start - before, stop),
+            slice(start, stop + 1),
+            slice(start - before, stop + 1),
         )
 
     def _indices(self, heads: Array, steps: int, numbers: Array) -> _Places:
@@ -247,16 +252,16 @@ class Ring(Keeping):
         self.real[new] = True
         self.real[head] = self.valid[head] = self.usable[head] = False
         self.over[new] = data["terminated"] | data["truncated"]
-        if self.spec.n_step > 1:
+        if self.n_step > 1:
             # An agent that takes turns may have none in a rollout, before which its returns end.
             last = _row_before(places.first)
             self.over[last] |= self.valid[last] & ~data["valid"][:1]
         self.valid[new] = data["valid"]
-        for name in self.seen:
-            self.data[name][new] = data[name]
-            self.data[name][head] = batch.columns[f"bootstrap_{name}"]
-        for name in ("action", "reward", *self.extra):
-            self.data[name][new] = data[name]
+        for array, name, ending in self.observed:
+            array[new] = data[name]
+            array[head] = batch.columns[ending]
+        for array, name in self.stored:
+            array[new] = data[name]
         self.data["version"][new] = batch.columns["version"]
         if self.spec.sequence_length is None:
             self.data["discount"][new] = self.discounts.take(data["terminated"])
