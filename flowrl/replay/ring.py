@@ -139,7 +139,8 @@ class Ring(Keeping):
         self.flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in self.data.items()}
         self.observed = [(self.data[name], name, f"bootstrap_{name}") for name in self.seen]
         named = ("action", "reward", *self.extra)
-        self.stored = [(self.data[name], name) for name in named]
+        # One that was kept before its first rows has no arrays yet.
+        self.stored = [(self.data[name], name) for name in named if name in self.data]
 
     # -- adding
 
