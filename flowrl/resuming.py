@@ -17,7 +17,7 @@ from flowrl.core.importing import forbid_while_importing
 from flowrl.core.items import Row, reached
 from flowrl.errors import SaveError, SettingError
 from flowrl.graph.graph import Graph
-from flowrl.graph.plan import Plan
+from flowrl.graph.plan import OF_MACHINE, Plan
 from flowrl.observe.about import OF_PYTHON, differences, read, runtime_name, settings_of_runtime
 from flowrl.observe.goal import parse_until
 from flowrl.observe.initial import init_of
@@ -242,19 +242,21 @@ def plan_of(root: Path, graph: Graph | Plan | None, allow: Collection[str]) -> P
     if graph is None:
         graph = Graph.from_text(saved["graph.txt"], allow=allow, source=str(root / "graph.txt"))
     plan = graph if isinstance(graph, Plan) else graph.compile()
-    now = {"graph.txt": plan.graph.text(strict=False), "plan.txt": str(plan)}
-    for name, text in now.items():
+    for name, text in {"graph.txt": plan.graph.text(strict=False), "plan.txt": str(plan)}.items():
         # What can't be read back begins with a comment that says so.
-        then = [line for line in saved[name].splitlines() if not line.startswith("# ")]
-        if text.splitlines() != then:
-            lines = difflib.unified_diff(
-                then, text.splitlines(), f"{root / name}", "now", lineterm="", n=1
-            )
+        then = [line for line in _comparable(saved[name]) if not line.startswith("# ")]
+        if (now := _comparable(text)) != then:
+            lines = difflib.unified_diff(then, now, f"{root / name}", "now", lineterm="", n=1)
             raise SaveError(
                 f"{root} can't be resumed, for its {name[:-4]} is another one now:\n"
                 + "\n".join(lines)
             )
     return plan
+
+
+def _comparable(text: str) -> list[str]:
+    """Return the lines of a graph or a plan without what is of the machine that made it."""
+    return OF_MACHINE.sub("", text).splitlines()
 
 
 def _text(file: Path) -> str:
@@ -352,8 +354,8 @@ def _differences(facts: dict[str, Any]) -> list[str]:
         found.append(f"{' and '.join(left_out)} of its runtime were not saved in full")
     if others := differences(facts):
         found.append(
-            f"versions are others than when it was started ({', '.join(others)}), so its numbers "
-            "may be others than those of a run that was not interrupted"
+            f"versions or devices are others than when it was started ({', '.join(others)}), so "
+            "its numbers may be others than those of a run that was not interrupted"
         )
     return found
 

@@ -107,10 +107,12 @@ def test_versions_that_differ_and_a_goal_that_is_a_function_are_said(capsys):
         list(run)
     about = json.loads(Path("first/run.json").read_text())
     about["versions"]["jax"] = "0.0.1"
+    about["machine"]["devices"] = ["gpu (H100)"]
     Path("first/run.json").write_text(json.dumps(about))
     assert main(["run", "first", "--steps", "100", "--out", "a"]) == 0
     said = capsys.readouterr().err
-    assert "versions are others (jax 0.0.1, now " in said and "function" not in said
+    assert "versions or devices are others (jax 0.0.1, now " in said and "function" not in said
+    assert "gpu (H100), now cpu" in said
     Path("first/run.json").write_text(json.dumps({**about, "steps": 100}))
     assert main(["run", "first", "--out", "b"]) == 0
     assert "its goal was a function, so there is none now" in capsys.readouterr().err

@@ -333,6 +333,17 @@ def test_an_until_that_raises_at_once_leaves_nothing_open(tmp_path):
     resumed(path, None, 3)
 
 
+def test_a_run_of_another_machine_goes_on(tmp_path):
+    graph = CASES["ppo"]()
+    run = whole(graph, tmp_path / "whole")
+    there = cut(tmp_path / "whole", 3, tmp_path / "cut")
+    plan = there / "plan.txt"
+    assert " one thread\n" in plan.read_text()
+    plan.write_text(plan.read_text().replace(" one thread\n", " on the GPU\n"))
+    again, _ = resumed(there, graph)
+    assert len(again.rows) == len(run.rows)
+
+
 def test_what_a_user_gets_wrong(tmp_path):
     graph = CASES["ppo"]()
     with pytest.raises(SaveError, match="there is no directory"):

@@ -406,6 +406,6 @@ def repeat(args: argparse.Namespace) -> str:
         if args.best is None and not args.no_snapshots:
             args.best = (saved.get("snapshots") or {}).get("best")
         if others := differences(saved):
-            said.append(f"versions are others ({', '.join(others)})")
+            said.append(f"versions or devices are others ({', '.join(others)})")
     args.seed, args.runtime = args.seed or 0, args.runtime or "local"
     return "; ".join(said)

@@ -29,15 +29,16 @@ KINDS = (
     "weight sync",
     "evaluation",
     "other",
+    "paused",
     "outside",
 )
 """The kinds of work.
 
 ``start`` is making environments, processes and programs; ``waiting`` is waiting for something to
-do; ``blocked`` is waiting for capacity downstream; ``outside`` is the time between rows, in the
-code that runs the graph.
+do; ``blocked`` is waiting for capacity downstream; ``paused`` is standing still for a debugger;
+``outside`` is the time between rows, in the code that runs the graph.
 """
-IDLE = ("waiting", "blocked", "outside")
+IDLE = ("waiting", "blocked", "paused", "outside")
 """The kinds in which a thread does no work of the graph."""
 TRACE = "FLOWRL_TRACE"
 """The environment variable that makes clocks keep spans, if it is not empty.
@@ -135,11 +136,23 @@ class Clock:
         self.spent[self.node, old] -= seconds
         self.spent[self.node, new] += seconds
 
+    def started(self, began: float) -> None:
+        """Count what this clock did not count from `began` up to now as ``start``."""
+        now = perf_counter()
+        self.spent["", "start"] += now - began - sum(self.spent.values())
+        self.since = now
+
     def read(self) -> Spent:
-        """Return the seconds by node and kind, up to now; any thread may call this."""
+        """Return the seconds by node and kind, up to now; any thread may call this.
+
+        Time outside counts once it is over: until somebody asks for another row, it holds nothing
+        up, be it a user who reads the rows at a prompt.
+        """
         # Copied first: the thread of this clock may go on counting meanwhile.
         slot, since, spent = self.slot, self.since, self.spent.copy()
-        return {**spent, slot: spent.get(slot, 0.0) + perf_counter() - since}
+        if slot[1] != "outside":
+            spent[slot] += perf_counter() - since
+        return dict(spent)
 
     def mark(self, what: str, where: str, item: Any = None) -> None:
         """Record that an item was handed on, where spans are kept.
@@ -266,6 +279,7 @@ class By:
     WEIGHTS,
     EVALUATION,
     OTHER,
+    PAUSED,
 ) = map(Work, KINDS[:-1])
 COMPUTING = UnlessSaid("update")
 """Pure functions: an update, unless a handle says that they step environments or sample."""

@@ -12,7 +12,7 @@ from fractions import Fraction
 from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 
-from flowrl.core.clock import here
+from flowrl.core.clock import PAUSED, here
 from flowrl.core.events import OperatorRan, Took
 from flowrl.core.items import Row, Trained, reached
 from flowrl.core.texts import amount, plural
@@ -450,11 +450,10 @@ def _nobody_at_work() -> Iterator[None]:
     clock = here()
     node = clock.node
     clock.at("")
-    clock.enter("outside")
     try:
-        yield
+        with PAUSED:
+            yield
     finally:
-        clock.leave()
         clock.at(node)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from flowrl.core.items import Filling
 
 Did = Counter[tuple[str, str, str]]
@@ -35,6 +37,15 @@ class Static(NamedTuple):
     """By leaf: a number's value, or an array's shape and type."""
     ages: tuple[tuple[int, tuple[int, ...]], ...]
     """Of each leaf with policy versions: its index, and the ages in updates."""
+
+
+def is_counter(path: Any, x: Any) -> bool:
+    """Return whether a leaf of a graph's state is an operator's NumPy number.
+
+    Such numbers go on within a program. In the state that `path` leads through, the states of the
+    operators come first.
+    """
+    return getattr(path[0], "idx", None) == 0 and isinstance(x, np.integer | np.floating)
 
 
 class Search:

@@ -18,6 +18,9 @@ from flowrl.graph.graph import Graph, Node
 from flowrl.graph.trace import Trace, Traffic
 from flowrl.graph.values import to_text
 
+OF_MACHINE = re.compile(r" +(one thread|a thread a core|on the [A-Z]+)$", re.MULTILINE)
+"""What a plan's text says of the machine that made it."""
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,14 +22,17 @@ from flowrl.core.items import Batch, Filling, Gradients, Trained
 from flowrl.errors import FlowrlError
 from flowrl.graph.abstract import AbstractSite, OpaqueError, abstract
 from flowrl.graph.graph import Graph
-from flowrl.graph.period import REPORTED, ROUNDS, ROWS, Did, Noted, Search, Static
+from flowrl.graph.period import REPORTED, ROUNDS, ROWS, Did, Noted, Search, Static, is_counter
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import Place
 from flowrl.graph.stages import Schedule, loops_of
 from flowrl.graph.versions import VersionOwners, is_version
 
-PATIENCE = 2.0
-"""Seconds of work after which the trace stops looking for a period and the plan gives means."""
+PATIENCE = 10_000
+"""Steps of operators after which the trace stops looking for a period and the plan gives means.
+
+They are no seconds, for a plan must be the same on each machine: a run goes on only with its own.
+"""
 UNFILLED = 1_000
 """Rounds that the trace runs at least, even after its patience is over, before it ends without a
 further Row.
@@ -153,15 +155,6 @@ def trace(graph: Graph) -> Trace:
     return found
 
 
-def is_counter(path: Any, x: Any) -> bool:
-    """Return whether a leaf of a graph's state is an operator's NumPy number.
-
-    Such numbers go on within a program. In the state that `path` leads through, the states of the
-    operators come first.
-    """
-    return getattr(path[0], "idx", None) == 0 and isinstance(x, np.integer | np.floating)
-
-
 class Tracer:
     """One abstract run of a graph, and what is seen on the way.
 
@@ -184,6 +177,8 @@ class Tracer:
         self.stage = {name: stage[0] for stage in graph.stages() for name in stage}
         self.owners: dict[str, tuple[str, str]] = {}
         """By resource: the stage that owns it, and the node that first called it from there."""
+        self.steps = 0
+        """The steps of operators that ran."""
         self.trespassed: set[str] = set()
         """The resources that a second stage called: each is reported once."""
 
@@ -226,7 +221,7 @@ class Tracer:
         While something fills up and all else recurs, what lies between is counted as often as it
         fits, and not run.
         """
-        found, deadline, most_rounds = self.found, math.inf, 0
+        found, patience, most_rounds = self.found, 0, 0
         search = Search(Noted(self.snapshot(), 0, ()))
         search.seen[self.signature(schedule)] = search.start
         self.between(schedule)
@@ -235,15 +230,15 @@ class Tracer:
             if found.problems or found.opaque:
                 return
             self.between(schedule)
-            # Patience starts again with the first Row, for until then functions are traced, slowly;
-            # so it does with the first after a skip, where the search for means begins again.
+            # Patience starts again with the first Row, which may be long, and with the first after
+            # a skip, where the search for means begins again.
             if rounds_run == 1 or (closed_row and not search.closings):
-                deadline = time.thread_time() + PATIENCE
+                patience = self.steps + PATIENCE
                 most_rounds = UNFILLED + 3 * rounds_run
             # Once late, end with a Row that is not the first, for means need two. Where none
             # closes, go on for UNFILLED rounds beyond three times those up to the first Row, which
             # leaves room for a second Row that takes longer than the first.
-            late = time.thread_time() > deadline and (
+            late = self.steps >= patience and (
                 rounds_run >= most_rounds or bool(closed_row and search.closings)
             )
             # Comparing states costs more than a round, so not every round is worth a look.
@@ -421,6 +416,7 @@ class Tracer:
         """Note an item that a node yielded, or the end of its step."""
         node, item = event.node, event.item
         if item is None:
+            self.steps += 1
             self.did[node, "", "calls"] += 1
             return
         self.did.update({(node, "", "given"): 1, (node, "", "given_steps"): event.steps})

@@ -248,7 +248,7 @@ def settings_of_runtime(facts: dict[str, Any], path: str | Path, kind: Any) -> d
 
 
 def differences(facts: dict[str, Any]) -> list[str]:
-    """Return the packages whose versions are others now than when a run was started."""
+    """Return the packages, and the devices of JAX, that are others than when a run was started."""
     found = []
     for name, then in facts.get("versions", {}).items():
         if name in ("python", "flowrl"):
@@ -260,4 +260,7 @@ def differences(facts: dict[str, Any]) -> list[str]:
                 now = "none"
         if now != then:
             found.append(f"{name} {then}, now {now}")
+    before, here = facts.get("machine", {}).get("devices", []), machine()["devices"]
+    if set(before) - set(here):
+        found.append(f"{', '.join(before)}, now {', '.join(here)}")
     return found

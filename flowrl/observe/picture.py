@@ -35,6 +35,7 @@ COLOURS = dict(
             "#f28e2b",
             "#59a14f",
             "#9c9ede",
+            "#d4d4c8",
             "#ffffff",
         ),
         strict=True,
@@ -145,7 +146,7 @@ def _lanes(trace: Trace, start: float, end: float) -> dict[Lane, list[Span]]:
             overlaps = span.end > start and span.start < end
             # Waiting outside of nodes says nothing about any of them.
             idle = not span.node and span.kind in ("waiting", "blocked")
-            if overlaps and not idle and span.kind != "outside":
+            if overlaps and not idle and span.kind not in ("paused", "outside"):
                 lanes.setdefault((process, span.node), []).append(span)
     return lanes
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from flowrl.core.spans import Mark, Span
 
-HIDDEN = ("outside",)
+HIDDEN = ("paused", "outside")
 """Kinds of work that no track shows."""
 SHORTEST = 1e-6
 """Shorter spans than this, in seconds, have no slice of their own."""

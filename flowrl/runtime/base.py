@@ -127,8 +127,7 @@ class Session(Keeping):
             raise
         # The clocks were made on the way, so what they have not counted of the opening is added.
         for clock in self.turns.clocks.values():
-            opening = time.perf_counter() - began
-            clock.spent["", "start"] += opening - sum(clock.read().values())
+            clock.started(began)
 
     def __iter__(self) -> Iterator[Row]:
         """Yield Rows without end, each one after the pass that closed it has run to its end.

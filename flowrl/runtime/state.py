@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from flowrl.graph.graph import Graph
+from flowrl.graph.period import is_counter
 from flowrl.graph.stages import Schedule
-from flowrl.graph.trace import is_counter
 from flowrl.graph.versions import Newest, VersionOwners, is_version
 from flowrl.runtime.inline import ProgramPlace
 

@@ -214,7 +214,7 @@ def test_a_warm_up_that_is_skipped_is_planned_as_one_that_is_gone_through(name, 
     monkeypatch.setattr(Schedule, "round", lambda self: turns.append(self) or turn(self))
     quick = numbers()
     few = len(turns)
-    monkeypatch.setattr(trace, "PATIENCE", 60.0)
+    monkeypatch.setattr(trace, "PATIENCE", 1_000_000)
     monkeypatch.setattr(trace.Tracer, "skip", lambda *_: 0)
     assert quick == numbers() and quick[1]["exact"]
     assert 0 < few < 0.7 * (len(turns) - few)
@@ -231,7 +231,7 @@ def test_a_start_of_a_million_single_steps_is_planned_in_few_rounds(name, monkey
 
 
 def test_a_plan_does_not_depend_on_how_long_it_may_take(monkeypatch):
-    monkeypatch.setattr(trace, "PATIENCE", 0.0)
+    monkeypatch.setattr(trace, "PATIENCE", 0)
     plan = fl.sac(
         "Pendulum-v1", fl.SACSettings(learning_starts=20_000, policy=SAC["policy"])
     ).compile()
@@ -258,7 +258,7 @@ def test_a_plan_does_not_depend_on_how_long_it_may_take(monkeypatch):
 def test_means_are_those_after_the_first_row_and_settings_are_reported_as_they_are_set(
     settings, says, monkeypatch
 ):
-    monkeypatch.setattr(trace, "PATIENCE", 0.3)
+    monkeypatch.setattr(trace, "PATIENCE", 3_000)
     plan = changed(GRAPHS["dqn"].insert(after="batch", own=Total()), settings).compile()
     ratio, every, steps, updates = says
     assert not plan.found.exact and ratio in str(plan) and every in str(plan)
@@ -285,7 +285,7 @@ def test_each_replay_is_filled_to_its_own_mark_where_rounds_are_skipped():
 
 
 def test_means_do_not_hold_what_was_skipped_before_the_last_reader_began(monkeypatch):
-    monkeypatch.setattr(trace, "PATIENCE", 0.3)
+    monkeypatch.setattr(trace, "PATIENCE", 3_000)
     plan = two_starts().insert(after="late", own=Total()).compile()
     assert not plan.found.exact
     assert plan.per_row("sampled_steps") == pytest.approx(5 / (2 * 0.25), rel=0.2)

@@ -570,14 +570,8 @@ def started(monkeypatch):
             f"gymnasium.envs.classic_control.{place}.step",
             lambda *a, **k: seen.append("an environment: step"),
         )
-    monkeypatch.setattr(trace, "PATIENCE", 1.0)
+    monkeypatch.setattr(trace, "PATIENCE", 5_000)
     return seen
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """The first trace in a process takes longer than the patience that is set here."""
-    recipe().check()
 
 
 def named(error):

@@ -236,7 +236,7 @@ def test_the_time_at_the_prompt_is_the_work_of_no_node():
 
     run, _ = session(PLAN, act)
     [spent] = run.profile().processes.values()
-    assert spent["", "outside"] >= waited[0]
+    assert spent["", "paused"] >= waited[0]
 
 
 def test_a_page_needs_the_main_thread_and_a_free_port():
