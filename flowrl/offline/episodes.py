@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from flowrl.errors import SaveError
@@ -160,10 +159,9 @@ class _Checked:
                     "final one",
                 )
             found[part.name] = x = self._converted(field, x, part.dtype)
-            if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-                start = np.asarray(space.start)
-                sizes = space.nvec if isinstance(space, gym.spaces.MultiDiscrete) else space.n
-                inside = (x >= start) & (x - start < np.asarray(sizes))
+            if part.bounds is not None:
+                least, most = part.bounds
+                inside = (least <= x) & (x <= most)
                 self._check_all(field, inside, f"it holds {{}}, which is not in {space},", x)
         return found
 

@@ -382,6 +382,7 @@ UNFIT = {
     "a share of a byte": (gym.spaces.Box(0, 255, (2,), np.uint8), 0.5, "holds 0.5, which uint8"),
     "more than a byte": (gym.spaces.Box(0, 255, (2,), np.uint8), 300, "holds 300, which uint8"),
     "none of n": (gym.spaces.MultiDiscrete([3, 3]), 3, r"holds 3, which is not in MultiDiscrete"),
+    "no bit": (gym.spaces.MultiBinary(2), 2, r"holds 2, which is not in MultiBinary"),
     "more than 32 bits": (
         gym.spaces.Box(-9, 9, (2,), np.int64),
         2**40,
