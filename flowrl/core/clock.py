@@ -142,12 +142,17 @@ class Clock:
         self.spent["", "start"] += now - began - sum(self.spent.values())
         self.since = now
 
-    def read(self) -> Spent:
-        """Return the seconds by node and kind, up to now; any thread may call this.
+    def until(self) -> float:
+        """Return the time up to which it counts: now, or when time outside began that is not over.
 
-        Time outside counts once it is over: until somebody asks for another row, it holds nothing
-        up, be it a user who reads the rows at a prompt.
+        Until somebody asks for another row, that holds nothing up, be it a user who reads the rows
+        at a prompt.
         """
+        slot, since = self.slot, self.since
+        return since if slot[1] == "outside" else perf_counter()
+
+    def read(self) -> Spent:
+        """Return the seconds by node and kind, up to `until`; any thread may call this."""
         # Copied first: the thread of this clock may go on counting meanwhile.
         slot, since, spent = self.slot, self.since, self.spent.copy()
         if slot[1] != "outside":

@@ -283,9 +283,12 @@ class Session(Keeping):
         # Copies throughout, since the stages' threads count on meanwhile.
         handles, ledger, turns = dict(self.place.handles), self.place.ledger, self.turns
         cores, busy = machine()
+        seconds = turns.clock.until() - self.began
+        # What other programs took was not the same all the time, but only their sum is known.
+        busy = (busy - self.worked) * seconds / (time.perf_counter() - self.began)
         spent, cpu = self._read_clocks()
         return Profile(
-            time.perf_counter() - self.began,
+            seconds,
             self.rows.totals["row"],
             self.rows.totals["env_steps"],
             spent,
@@ -296,7 +299,7 @@ class Session(Keeping):
             {node.name: type(node.op).__name__ for node in self.graph.nodes},
             {name: facts for name, handle in handles.items() if (facts := handle.facts())},
             cores,
-            busy - self.worked,
+            busy,
             tuple(f for handle in handles.values() for f in handle.findings()),
             cpu=cpu,
         )

@@ -90,6 +90,17 @@ def test_a_slow_loop_over_the_rows_is_named(runtime):
     assert 0.5 < worst.share < 1 and "every= of Report" in worst.advice
 
 
+def test_thinking_at_a_prompt_after_the_newest_row_changes_no_explanation():
+    with fl.run(planted.ppo(0.0)) as run:
+        next(run), next(run)
+        before = run.profile()
+        time.sleep(0.2)
+        after = run.profile()
+        assert (after.seconds, after.processes) == (before.seconds, before.processes)
+        next(run)
+        assert run.profile().seconds > before.seconds + 0.2
+
+
 def test_the_last_snapshot_counts_as_no_part_of_a_run(tmp_path, monkeypatch):
     kept = saver.Saver.keep
 
