@@ -23,6 +23,8 @@ class Started(NamedTuple):
     """The graph's plan."""
     profile: Callable[[], Any]
     """Returns where the time went so far, a `Profile`; any thread may call it, at any time."""
+    first: Row | None = None
+    """The first row of a run that goes on; None if it has no rows yet."""
 
 
 class Took(NamedTuple):

@@ -254,6 +254,23 @@ def test_wandb_is_reported_settings_rows_and_the_end(monkeypatch):
     )
 
 
+def test_steps_never_go_back_where_sampling_begins_after_a_phase_without_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", fake := Recorder())
+    made = [Row({"env_steps": s, "updates": u}) for s, u in ((0, 400), (0, 900), (32, 950))]
+    plan = PPO.compile()
+    to = fl.WandB("walks")
+    for event in (Started(plan, None), *map(RowClosed, made), Ended("closed")):
+        to(event)
+    # A run that goes on in its second phase is counted like its first row.
+    to = fl.WandB("walks")
+    for event in (
+        Started(plan, None, made[0]),
+        RowClosed(Row({"env_steps": 99, "updates": 1_000})),
+    ):
+        to(event)
+    assert [named["step"] for _, named in fake.of("log")] == [400, 900, 950, 1_000]
+
+
 def test_mlflow_is_reported_settings_rows_and_the_end(monkeypatch):
     fake = Recorder()
     fake.__dict__["entities"] = types.SimpleNamespace(Param=lambda *x: x, Metric=lambda *x: x)
