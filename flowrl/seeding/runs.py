@@ -168,6 +168,7 @@ class SeedRuns:
         at_once: most processes at a time; None: as many as there are cores, one on a GPU.
         to: sinks of every run's rows, as ``--to`` takes them.
         ended: where runs are resumed that were begun: those of them that have reached their goal.
+        goal: where runs are resumed: to which ``steps`` and ``until``, as `Work` has it.
 
     Raises:
         FlowrlError: the graph is faulty, an argument can't be taken, or a directory exists.
@@ -184,6 +185,7 @@ class SeedRuns:
         at_once: int | None = None,
         to: Sequence[str] = (),
         ended: Sequence[SeedRun] | None = None,
+        goal: Mapping[str, Any] | None = None,
     ) -> None:
         check_positive("at_once", at_once)
         check_arguments(graph, seeds[0], options.get("steps"), options.get("until"))
@@ -204,7 +206,7 @@ class SeedRuns:
                 check_free_for_seeds(folder, seeds)
         elif options.get("record"):
             raise SettingError("record keeps updates in the runs' directories; give out=, too")
-        self.options = options
+        self.options, self.goal = options, goal
         self.runs = {seed: SeedRun(seed) for seed in seeds}
         """By seed: its run."""
         self.runs |= {each.seed: each for each in ended or ()}
@@ -213,8 +215,7 @@ class SeedRuns:
         # Ray is started once, for all runs one after another.
         is_ray = runtime_name(runtime) == "ray"
         shares = [left] if is_ray else [[seed] for seed in left]
-        resumes = ended is not None
-        work = Work(plan.graph, runtime, options, folder, to, _of_main(plan.graph), resumes)
+        work = Work(plan.graph, runtime, options, folder, to, _of_main(plan.graph), goal)
         job = _job(work, getattr(runtime, "imports", ()))
         self._jobs = deque(replace(job, seeds=share) for share in shares)
         # Where a run computes is known for this process alone: on Ray a learner may have a GPU.
