@@ -11,7 +11,7 @@ from flowrl.core.events import Tap, Warned
 from flowrl.core.items import Row
 from flowrl.errors import EnvError, NotFiniteError, SettingError, described
 from flowrl.rollout.runners import Runners
-from flowrl.runtime.members import Sweep, differing_numbers, numbers_at
+from flowrl.runtime.members import Members, Sweep, differing_numbers, numbers_at
 from flowrl.runtime.xla import XlaRuntime
 from flowrl.starting import run
 from flowrl.tuning.journal import Trial
@@ -96,8 +96,10 @@ def _train(
     ) as training:
         for _ in training:
             pass
-    curves = training.curves()
-    return [_ending(t, rows, job) for t, rows in zip(runs, curves.rows, strict=False)]
+    curves, members = training.curves(), Members.of(job.options.seed, None, sweep)
+    # Trials with the same settings are one of the curves.
+    rows_of = dict(zip(curves.labels, curves.rows, strict=True))
+    return [_ending(t, rows_of[members.label(i)], job) for i, t in enumerate(runs)]
 
 
 def _ending(trial: Trial, rows: Sequence[Row], job: Job) -> dict[str, Any]:

@@ -16,6 +16,8 @@ import flowrl as fl
 from flowrl.algos.named import parse_value
 from flowrl.cli.main import main
 from flowrl.cli.tuning import _ending
+from flowrl.core.items import Row
+from flowrl.runtime.members import MemberRows, Members
 from flowrl.tuning import results
 from flowrl.tuning.journal import Journal, Options
 from flowrl.tuning.program import run_program
@@ -312,6 +314,17 @@ def test_results_without_any_value_are_written_all_the_same(tmp_path):
     )  # fmt: skip
     results.write([fl.Trial(0, {"lr": 1e-3}, "failed", error="no")], options, tmp_path)
     assert "trial 0 failed: no" in (tmp_path / "results.txt").read_text()
+
+
+def test_a_run_that_is_repeated_to_fill_a_program_is_one_of_its_curves():
+    rates = (1e-3, 2e-3, 2e-3, 2e-3)
+    members = Members.of(0, None, fl.Sweep.points([{"lr": rate} for rate in rates]))
+    made = MemberRows("ppo", 0.0, members, ["learner"])
+    for rows, rate in zip(made.rows, rates, strict=True):
+        rows.append(Row({"env_steps": 8, "updates": 1, "return_mean": rate}))
+    curves = made.curves()
+    assert curves.labels == ("lr=0.001, seed 0", "lr=0.002, seed 0")
+    assert [rows[-1]["return_mean"] for rows in curves.rows] == [1e-3, 2e-3]
 
 
 def test_a_sweep_of_points_has_a_run_for_each_of_them():
