@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flowrl.core.profile import Profile
-from flowrl.observe.bottleneck import Bottleneck, bottleneck
+from flowrl.observe.bottleneck import PARALLEL_RUNNERS, Bottleneck, bottleneck
 from flowrl.observe.breakdown import edges, nodes, table
-from flowrl.observe.what_if import WhatIf, what_if
+from flowrl.observe.what_if import TAKE_RAY, WhatIf, what_if
 
 NOTABLE = 1.05
 """A change is worth advising if it makes a run at least this many times as fast."""
@@ -103,16 +103,18 @@ def explain(profile: Profile) -> Explanation:
 def _qualified(found: Bottleneck, changes: Sequence[WhatIf], p: Profile) -> Bottleneck:
     """Return the bottleneck with advice that agrees with the predictions.
 
-    If it advises one more runner, but that is predicted to bring nothing on this machine, the
-    advice says why, and names the change that brings most.
+    If it advises one more runner, or runners in parallel, but that is predicted to bring little or
+    nothing on this machine, the advice says why, and names the change that brings most.
     """
     worth = NOTABLE * p.env_steps / p.going
     # The first of the changes is one more runner.
-    advises_runners = ".num_runners=" in found.advice
+    advises_runners = ".num_runners=" in found.advice or found.advice == PARALLEL_RUNNERS
     if not advises_runners or not changes or (changes[0].steps_per_second or 0.0) >= worth:
         return found
+    if found.advice == PARALLEL_RUNNERS and changes[0].because.endswith(TAKE_RAY):
+        return found
     best = max(changes, key=lambda change: change.steps_per_second or 0.0)
-    reason = changes[0].because.removeprefix("nothing to be expected: ")
+    reason = changes[0].because.removeprefix("nothing to be expected: ").removeprefix("nothing: ")
     if (best.steps_per_second or 0.0) >= worth:
         take = f"Take {best.change}, which is predicted to bring most"
         advice = f"{take}; one more runner brings nothing here: {reason}."
