@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import pickle
 import subprocess
@@ -25,6 +24,7 @@ from flowrl.algos.named import loaded
 from flowrl.core.counted import counted, warnings
 from flowrl.core.curves import Curves
 from flowrl.core.items import Row
+from flowrl.core.logs import log
 from flowrl.core.machine import usable_cores
 from flowrl.core.xla_threads import computes_on_cpu
 from flowrl.errors import RunError, SettingError
@@ -125,7 +125,7 @@ def run_seeds(
     runs = SeedRuns(graph, every, runtime=runtime, options=options, out=out, at_once=at_once)
     runs.follow(Lines(steps) if progress else lambda _: None)
     for problem in runs.problems():
-        logging.getLogger("flowrl").warning("flowrl: %s", problem)
+        log(problem)
     return runs.curves()
 
 

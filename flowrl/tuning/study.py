@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from flowrl.algos.effects import check_order, covers, differing
 from flowrl.algos.named import Source, build, environment, find, fitted, imported, source_of
 from flowrl.algos.tuned import tuned as tuned_settings
 from flowrl.core.importing import forbid_while_importing
+from flowrl.core.logs import log
 from flowrl.envs.gym_envs import Make
 from flowrl.errors import FlowrlError, RunError, SettingError, unknown
 from flowrl.graph.graph import Graph
@@ -228,7 +228,7 @@ def _write_best(study: Study) -> None:
     try:
         study.config().save(file)
     except FlowrlError as error:
-        logging.getLogger("flowrl").warning("flowrl: there is no %s: %s", file, error)
+        log(f"there is no {file}: {error}")
 
 
 def _run(work: Trials, job: Job, parallel: int | None, address: str | None) -> None:
