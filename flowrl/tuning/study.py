@@ -165,7 +165,8 @@ def tune(
         SettingError: an argument can't be taken, a setting is unknown or would have no effect, or
             `out` has another study.
         SaveError: `out` holds something else, is damaged, or another process is at work on it.
-        RunError: Ray can't start or can't be joined.
+        RunError: Ray can't start or can't be joined, or a full disk ended trials, which start again
+            when the study is called again.
 
     >>> import flowrl as fl
     >>> study = fl.tune(

@@ -22,6 +22,7 @@ from flowrl.tuning import results
 from flowrl.tuning.journal import Journal, Options
 from flowrl.tuning.program import run_program
 from flowrl.tuning.progress import best, ranked
+from flowrl.tuning.trial import ending_on_disk
 from flowrl.tuning.trials import Trials
 
 ROOT = Path(__file__).parents[2]
@@ -296,6 +297,33 @@ def test_what_a_trial_ended_with_is_a_report_too():
     suggestions.on_trial_complete("x", {"env_steps": 90, "value": 7.0, "seconds": 1.0})
     suggestions.on_trial_complete("y", {"env_steps": 0, "seconds": 1.0, "state": "failed"})
     assert noted == [(3, 7.0), "stopped", "failed"]
+
+
+def test_a_trial_that_a_full_disk_ends_is_tried_again(tmp_path):
+    from flowrl.tuning.on_ray import Suggestions
+
+    full = "OSError: [Errno 28] No space left on device: 'rows.jsonl'"
+    noted = []
+    trials = SimpleNamespace(reported=lambda *_: None, ended=noted.append)
+    suggestions = Suggestions(trials, "max")
+    suggestions.check_disk()
+    suggestions.numbers = {"x": 3}
+    result = {"env_steps": 0, "seconds": 1.0, "state": "failed", "error": full}
+    suggestions.on_trial_complete("x", result)
+    assert not noted
+    with pytest.raises(fl.errors.RunError, match=r"trial 3 found the disk full, .*No space left"):
+        suggestions.check_disk()
+    # A run whose disk was full only for a moment has noted that it failed.
+    directory = tmp_path / "trials/003"
+    directory.mkdir(parents=True)
+    ended = {"ended": {"reason": "failed", "env_steps": 0, "seconds": 1.0}}
+    trial = fl.Trial(3, {}, "running", directory="trials/003")
+    for name, text in (("manifest.json", ""), ("run.json", json.dumps(ended))):
+        (directory / name).write_text(text)
+    for text, state in ((full, None), ("ValueError: two", "failed")):
+        (directory / "failure.json").write_text(json.dumps({"text": text}))
+        ending = ending_on_disk(tmp_path, trial, "return_mean")
+        assert (ending and ending["state"]) == state
 
 
 def test_a_programs_policy_is_not_that_of_the_best_trial(tmp_path):
