@@ -52,8 +52,8 @@ class Explanation:
             count, what = sum(counts.get("updates", 0) for counts in p.counts.values()), "updates"
         speed = f"{count / p.going:,.0f} {what}/s"
         head = f"{self._part()}{count:,} {what} in {p.going:.1f} s{without}: {speed}"
-        lines = [head, "", *table(p), "", *nodes(p), "", *edges(p), "", *self._reasons()]
-        return "\n".join(lines) + "\n"
+        tables = (table(p), nodes(p), edges(p)) if any(p.processes.values()) else ()
+        return _text([head], *tables, self._reasons())
 
     def _part(self) -> str:
         """Return which part of the run was measured, empty where it is all of it."""
@@ -63,8 +63,12 @@ class Explanation:
         return f"rows {before + 1} to {last} (its beginning is left out): "
 
     def short(self) -> str:
-        """Return the explanation without the tables of nodes and edges."""
-        return "\n".join([*table(self.profile), "", *self._reasons()]) + "\n"
+        """Return the explanation without the tables of nodes and edges.
+
+        It is empty where nothing was measured, as of a run that failed in its first row.
+        """
+        seconds = table(self.profile) if any(self.profile.processes.values()) else ()
+        return _text(seconds, self._reasons())
 
     def _reasons(self) -> list[str]:
         """Return the lines after the tables: findings, the bottleneck and predictions."""
@@ -85,6 +89,12 @@ class Explanation:
             return change.because
         times = change.steps_per_second / max(self.steps_per_second, 1e-9)
         return f"{change.steps_per_second:>9,.0f} steps/s ({times:.2f}x): {change.because}"
+
+
+def _text(*blocks: Sequence[str]) -> str:
+    """Return blocks of lines as a text, with an empty line between those that have lines."""
+    texts = ["\n".join([*block, ""]) for block in blocks if block]
+    return "\n".join(texts)
 
 
 def explain(profile: Profile) -> Explanation:

@@ -339,6 +339,15 @@ def test_advice_to_add_a_runner_agrees_with_what_that_would_bring():
     )
 
 
+def test_where_nothing_was_measured_no_table_is_printed():
+    for processes in ({}, {"this process": {}}):
+        nothing = explain(Profile(processes=processes))
+        assert nothing.short() == "" and "seconds" not in str(nothing)
+    # Of a run that failed in its first row there is a table, and nothing to say of it.
+    begun = explain(Profile(processes={"this process": {("", "start"): 2.0}}))
+    assert begun.short().startswith("seconds") and "\n\n" not in begun.short()
+
+
 def in_one_process(sampling, update):
     """The seconds of a run of two runners in this process, whose parts take turns."""
     p = profile()
