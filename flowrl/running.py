@@ -115,7 +115,7 @@ class Run:
         """What can be asked for after the end."""
         self._open()
         self._iterator: Iterator[Row] = iter(self._session)
-        self._stream.emit(Started(plan, self.profile))
+        self._stream.emit(Started(plan, self.profile, self.rows[0] if self.rows else None))
         # Its process may have been killed after its last row, and before it was saved.
         if self._goal:
             self._end(self._goal, None)

@@ -175,7 +175,7 @@ def test_runs_that_failed_or_stopped_early_do_not_cut_the_others(folder, caplog)
     assert curves.labels == tuple(f"a/seed-{seed}" for seed in (0, 1, 7, 8))
     assert curves.ending()[0]["steps"] == 195
     says = (
-        "flowrl: left out of the curves: a/seed-2 failed; a/seed-3 failed; a/seed-4 has no rows: "
+        "left out of the curves: a/seed-2 failed; a/seed-3 failed; a/seed-4 has no rows: "
         "its run ended before the first; a/seed-5 was interrupted after 100 steps, before the "
         "others; a/seed-6 goes on or was killed after 120 steps, before the others; a/seed-10 was "
         "closed early after 20 steps, before the others"
@@ -186,7 +186,7 @@ def test_runs_that_failed_or_stopped_early_do_not_cut_the_others(folder, caplog)
     caplog.clear()
     assert len(fl.Curves.load("a").rows) == 5 + 2
     assert caplog.records[-1].message == (
-        "flowrl: the curves end at 50 steps, where a/seed-9 ends, but half of their runs have 195 "
+        "the curves end at 50 steps, where a/seed-9 ends, but half of their runs have 195 "
         "steps or more"
     )
     with pytest.raises(fl.errors.SaveError, match="no run to compare: a/seed-2 failed; a/seed-3"):

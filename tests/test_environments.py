@@ -380,7 +380,7 @@ def test_a_warning_of_mujoco_is_logged_once_and_makes_no_file(tmp_path, monkeypa
         # So fast that the simulation breaks down.
         env.unwrapped.data.qvel[:] = 1e15
         mujoco.mj_step(env.unwrapped.model, env.unwrapped.data)
-    assert [r.getMessage()[:24] for r in caplog.records] == ["flowrl: MuJoCo: Nan, Inf"]
+    assert [r.getMessage()[:16] for r in caplog.records] == ["MuJoCo: Nan, Inf"]
     mujoco.get_mju_user_warning()("'x' is deprecated")
     assert len(caplog.records) == 1
     assert capfd.readouterr() == ("", "") and list(tmp_path.iterdir()) == []

@@ -183,6 +183,22 @@ def test_many_seeds_go_on_where_their_processes_were_killed(whole, tmp_path, cap
     assert "--trace is of one run" in refused("resume", out, "--trace", out / "trace.json")
 
 
+def test_each_of_many_seeds_goes_on_to_its_own_goal(tmp_path, capsys):
+    every = fl.Snapshots(every=0)
+    train(tmp_path / "seed-0", 0, steps=128, snapshots=every)
+    graph = fl.ppo("CartPole-v1", **SETTINGS)
+    with fl.run(graph, seed=1, steps=384, out=tmp_path / "seed-1", snapshots=every) as run:
+        while next(run)["env_steps"] < 192:
+            pass
+    # It is beyond the goal of the lowest seed, and not at its own.
+    assert main(["resume", str(tmp_path)]) == 0
+    assert "seed 1 of 2 seeds, each from its newest snapshot; until its own goal" in (
+        capsys.readouterr().err
+    )
+    assert rows(tmp_path / "seed-0")[-1]["env_steps"] < 384
+    assert rows(tmp_path / "seed-1")[-1]["env_steps"] >= 384
+
+
 # -- what is refused, and leaves everything as it was
 
 

@@ -1,6 +1,7 @@
 """A run that is resumed goes on as if it had never been ended, bit for bit."""
 
 import dataclasses
+import fcntl
 import inspect
 import json
 import shutil
@@ -23,6 +24,7 @@ from conftest import same, timeless, with_system
 from flowrl.core.events import Tap, Warned
 from flowrl.errors import SaveError, SettingError
 from flowrl.observe.initial import init_of
+from flowrl.observe.saving import RunDir
 from flowrl.observe.snapshots import _naming
 from flowrl.resuming import resumable
 from flowrl.runtime.rows import RowMaker
@@ -373,6 +375,20 @@ def test_what_a_user_gets_wrong(tmp_path):
         first = len(run.rows) + 1
         assert [row["row"] for row in run] == list(range(first, len(run.rows) + 1))
     assert fl.load(tmp_path / "run")
+
+
+def test_who_only_looks_at_a_directory_keeps_nobody_from_resuming_it(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    RunDir(path, {}).close()
+    with (path / "rows.jsonl").open() as looking:
+        # As the page does it, which closes the file a moment later.
+        fcntl.flock(looking, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        monkeypatch.setattr("flowrl.observe.saving.time.sleep", lambda _: looking.close())
+        again = RunDir.again(path)
+    monkeypatch.setattr("flowrl.observe.saving.time.sleep", lambda _: None)
+    with pytest.raises(SaveError, match="another process is still at work on this run"):
+        RunDir.again(path)
+    again.close()
 
 
 def test_a_goal_that_a_killed_run_is_beyond_does_not_take_the_place_of_its_own(tmp_path):

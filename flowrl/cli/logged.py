@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 
 class _ToStandardError(logging.Handler):
-    """Handler that prints each message as it is, to what standard error is at that moment."""
+    """Handler that prints each message to what standard error is at that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a message."""
-        print(record.getMessage(), file=sys.stderr)
+        print(f"flowrl: {record.getMessage()}", file=sys.stderr)
 
 
 @contextmanager

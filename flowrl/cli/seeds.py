@@ -84,10 +84,14 @@ def resume_seeds(
     own = runtime_in_place_of(args, first_run(folder))
     given = {"steps": args.steps, "until": args.until, "allow": args.allow, "to": args.to}
     runs = resumed_seeds(folder, runtime=own, **given)
-    args.steps, until = runs.options["steps"], runs.options["until"]
+    # Where each run has a goal of its own, none is that of all.
+    goal = runs.goal or {}
+    args.steps, until = goal.get("steps"), goal.get("until")
     args.until = until.text if isinstance(until, Goal) else None
     left = [str(each.seed) for each in runs.runs.values() if each.reason is None]
     goals = [*filter(None, [args.until, args.steps and f"{args.steps:,} steps"])]
+    if not goals and any(runs.options[name] is not None for name in goal):
+        goals = ["its own goal"]
     print(
         f"{folder} goes on: seed {', '.join(left)} of {len(runs.runs)} seeds, each from its newest "
         f"snapshot; until {' or '.join(goals) or 'Ctrl-C'}",

@@ -144,7 +144,8 @@ def _follow(
             curves = f"{training.curves()}\n" if args.seeds and training.rows else ""
             places = [each.place for each in sinks]
             ending = summary(training, args.until, out, registered, places, args.trace)
-            explained = "" if ended_at_once else f"{training.explain().short()}\n"
+            explained = "" if ended_at_once else training.explain().short()
+            explained += "\n" if explained else ""
             print(f"{explained}{curves}{ending}", file=sys.stderr)
         if training.page is not None:
             training.page.close()

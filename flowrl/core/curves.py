@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 from flowrl.core.counted import STEPS, counted, over_of, warnings
 from flowrl.core.figures import drawn
 from flowrl.core.items import Row
+from flowrl.core.logs import log
 from flowrl.core.new_files import check_new
 from flowrl.core.saved_rows import aligned, grouped, read_runs
 from flowrl.errors import SaveError, unknown
@@ -116,7 +116,7 @@ class Curves:
         if not groups:
             raise SaveError(f"there is no run to compare: {'; '.join(left_out)}")
         for line in warnings(groups, left_out):
-            logging.getLogger("flowrl").warning("flowrl: %s", line)
+            log(line)
         return Curves.of_runs(groups)
 
     @staticmethod

@@ -5,7 +5,6 @@ Nothing else in a run reports.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from flowrl.core.items import Row, bytes_of, steps_of
+from flowrl.core.logs import log
 
 
 class Started(NamedTuple):
@@ -23,6 +23,8 @@ class Started(NamedTuple):
     """The graph's plan."""
     profile: Callable[[], Any]
     """Returns where the time went so far, a `Profile`; any thread may call it, at any time."""
+    first: Row | None = None
+    """The first row of a run that goes on; None if it has no rows yet."""
 
 
 class Took(NamedTuple):
@@ -463,5 +465,4 @@ def with_warnings(observers: tuple[Observer, ...]) -> tuple[Observer, ...]:
     """
     if any(Warned in observer.kinds for observer in observers):
         return observers
-    logger = logging.getLogger("flowrl")
-    return (*observers, Tap(lambda event: logger.warning("flowrl: %s", event.text), Warned))
+    return (*observers, Tap(lambda event: log(event.text), Warned))

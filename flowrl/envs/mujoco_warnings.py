@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 
+from flowrl.core.logs import log as log_line
+
 
 def take_warnings(*, needed: bool) -> None:
     """Take what MuJoCo warns of from now on, if it is there.
@@ -38,6 +40,6 @@ def _once() -> Callable[[str], None]:
     def log(text: str) -> None:
         # Who runs an environment can do nothing about the age of the model that came with it.
         level = logging.INFO if "is deprecated" in text else logging.WARNING
-        logging.getLogger("flowrl").log(level, "flowrl: MuJoCo: %s", text)
+        log_line(f"MuJoCo: {text}", level)
 
     return log

@@ -221,6 +221,7 @@ DO_LESS = (
     "Do less for each row, have fewer rows (a larger every= of Report), or fewer snapshots "
     "(fl.Snapshots(every=), --no-snapshots)."
 )
+PARALLEL_RUNNERS = "Let runners step in parallel: --runtime ray, with more than one runner."
 ONE_PROGRAM = (
     "Step more environments at once, or run the graph as one program, whose rounds cost no Python: "
     "--runtime xla."
@@ -277,7 +278,7 @@ def _advice(p: Profile, kind: str, sampler: str | None, *, remote: bool) -> str:
         case "step" if sampler and "count" not in p.facts.get(sampler, {}):
             return ONE_PROGRAM
         case "step":
-            return "Let runners step in parallel: --runtime ray, with more than one runner."
+            return PARALLEL_RUNNERS
         case "inference":
             return f"Let one call act for more environments: {_more_environments(p, sampler)}."
         case "update":

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flowrl.core.profile import Profile
-from flowrl.observe.bottleneck import Bottleneck, bottleneck
+from flowrl.observe.bottleneck import PARALLEL_RUNNERS, Bottleneck, bottleneck
 from flowrl.observe.breakdown import edges, nodes, table
-from flowrl.observe.what_if import WhatIf, what_if
+from flowrl.observe.what_if import TAKE_RAY, WhatIf, what_if
 
 NOTABLE = 1.05
 """A change is worth advising if it makes a run at least this many times as fast."""
@@ -52,8 +52,8 @@ class Explanation:
             count, what = sum(counts.get("updates", 0) for counts in p.counts.values()), "updates"
         speed = f"{count / p.going:,.0f} {what}/s"
         head = f"{self._part()}{count:,} {what} in {p.going:.1f} s{without}: {speed}"
-        lines = [head, "", *table(p), "", *nodes(p), "", *edges(p), "", *self._reasons()]
-        return "\n".join(lines) + "\n"
+        tables = (table(p), nodes(p), edges(p)) if any(p.processes.values()) else ()
+        return _text([head], *tables, self._reasons())
 
     def _part(self) -> str:
         """Return which part of the run was measured, empty where it is all of it."""
@@ -63,8 +63,12 @@ class Explanation:
         return f"rows {before + 1} to {last} (its beginning is left out): "
 
     def short(self) -> str:
-        """Return the explanation without the tables of nodes and edges."""
-        return "\n".join([*table(self.profile), "", *self._reasons()]) + "\n"
+        """Return the explanation without the tables of nodes and edges.
+
+        It is empty where nothing was measured, as of a run that failed in its first row.
+        """
+        seconds = table(self.profile) if any(self.profile.processes.values()) else ()
+        return _text(seconds, self._reasons())
 
     def _reasons(self) -> list[str]:
         """Return the lines after the tables: findings, the bottleneck and predictions."""
@@ -87,6 +91,12 @@ class Explanation:
         return f"{change.steps_per_second:>9,.0f} steps/s ({times:.2f}x): {change.because}"
 
 
+def _text(*blocks: Sequence[str]) -> str:
+    """Return blocks of lines as a text, with an empty line between those that have lines."""
+    texts = ["\n".join([*block, ""]) for block in blocks if block]
+    return "\n".join(texts)
+
+
 def explain(profile: Profile) -> Explanation:
     """Explain a run, or a part of it.
 
@@ -103,16 +113,18 @@ def explain(profile: Profile) -> Explanation:
 def _qualified(found: Bottleneck, changes: Sequence[WhatIf], p: Profile) -> Bottleneck:
     """Return the bottleneck with advice that agrees with the predictions.
 
-    If it advises one more runner, but that is predicted to bring nothing on this machine, the
-    advice says why, and names the change that brings most.
+    If it advises one more runner, or runners in parallel, but that is predicted to bring little or
+    nothing on this machine, the advice says why, and names the change that brings most.
     """
     worth = NOTABLE * p.env_steps / p.going
     # The first of the changes is one more runner.
-    advises_runners = ".num_runners=" in found.advice
+    advises_runners = ".num_runners=" in found.advice or found.advice == PARALLEL_RUNNERS
     if not advises_runners or not changes or (changes[0].steps_per_second or 0.0) >= worth:
         return found
+    if found.advice == PARALLEL_RUNNERS and changes[0].because.endswith(TAKE_RAY):
+        return found
     best = max(changes, key=lambda change: change.steps_per_second or 0.0)
-    reason = changes[0].because.removeprefix("nothing to be expected: ")
+    reason = changes[0].because.removeprefix("nothing to be expected: ").removeprefix("nothing: ")
     if (best.steps_per_second or 0.0) >= worth:
         take = f"Take {best.change}, which is predicted to bring most"
         advice = f"{take}; one more runner brings nothing here: {reason}."

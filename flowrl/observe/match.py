@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import cycle
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from flowrl.core.logs import log
 from flowrl.core.texts import decimal, plural
 from flowrl.envs.gym_envs import Make, env_name
 from flowrl.errors import SettingError, a, unknown
@@ -184,7 +184,7 @@ def match(
     joined = {name: Evaluation.join(each) for name, each in parts.items()}
     found = Match(joined, tuple(seatings), np.repeat(np.arange(len(seatings)), shares))
     for note in found.notes:
-        logging.getLogger("flowrl").warning("flowrl: %s", note)
+        log(note)
     return found
 
 

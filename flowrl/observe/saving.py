@@ -10,8 +10,9 @@ import json
 import math
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import flowrl
@@ -23,10 +24,14 @@ from flowrl.observe.manifest import MANIFEST, seal
 from flowrl.observe.saved_policies import save_policies
 from flowrl.observe.trained import TrainedPolicy
 
+GLANCES = 20
+"""How often the lock of a directory is asked for before a run is refused."""
+GLANCE = 0.05
+"""Seconds between two of these times."""
 FAILURE = "failure.json"
+"""The file that holds the error that ended a run."""
 OF_SEVERAL = ("members.jsonl", "curves.txt", "curves.svg")
 """What a program of several runs writes at its end."""
-"""The file that holds the error that ended a run."""
 
 
 # -- the directory of a run
@@ -134,13 +139,16 @@ class RunDir:
         Raises:
             SaveError: another one is writing it.
         """
-        try:
-            fcntl.flock(self._rows, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._rows.close()
-            raise SaveError(
-                f"{self.path}: another process is still at work on this run; wait for it, or end it"
-            ) from None
+        for _ in range(GLANCES):
+            with suppress(OSError):
+                fcntl.flock(self._rows, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            # A page that looks whether the run goes on holds a shared lock for a moment.
+            time.sleep(GLANCE)
+        self._rows.close()
+        raise SaveError(
+            f"{self.path}: another process is still at work on this run; wait for it, or end it"
+        )
 
     @property
     def rows_bytes(self) -> int:

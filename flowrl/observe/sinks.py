@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Any, ClassVar, TextIO
 
 from flowrl.core.events import Dropped, Ended, Restarted, RowClosed, Started, Warned
-from flowrl.core.items import COLUMNS, Row, Tally, Trained, reached
+from flowrl.core.items import COLUMNS, Row, Tally, Trained, samples_nothing
 from flowrl.core.metrics import names_of
 from flowrl.errors import SettingError, address_of, install, unknown
 from flowrl.graph.plan import Plan
@@ -159,25 +159,43 @@ def plain_event(event: Any) -> dict[str, Any]:
 
 
 class Sink(ABC):
-    """An observer that writes the rows of one run somewhere."""
+    """An observer that writes the rows of one run somewhere.
+
+    A service of metrics puts each row at a step, and refuses or misplaces one that goes back. So
+    the rows of a run are all counted the same way: in environment steps, or in updates if the first
+    of them has updates but no environment steps, as where a phase without sampling comes first.
+    """
 
     kinds: ClassVar[tuple[type, ...]] = (Started, RowClosed, Ended)
     begun = False
     """Whether the run has begun."""
     place = ""
     """Where the rows go, as a user is shown it."""
+    _counted = ""
+    """The column that counts the steps of all rows; empty before the first row."""
 
     def __call__(self, event: Any) -> None:
         """Handle an event of the run."""
         match event:
-            case Started(plan=plan):
+            case Started(plan=plan, first=first):
+                self._count_like(first)
                 self.begin(plan)
                 self.begun = True
             case RowClosed(row=row):
+                self._count_like(row)
                 self.add(row)
             # A run that failed before it began has nothing to end.
             case Ended(reason=reason) if self.begun:
                 self.end(reason)
+
+    def _count_like(self, first: Row | None) -> None:
+        """Choose what counts the steps of a run by its first row, unless that is chosen already."""
+        if first is not None and not self._counted:
+            self._counted = "updates" if samples_nothing(first) else "env_steps"
+
+    def step(self, row: Row) -> int:
+        """Return the step at which a service of metrics puts a Row; it never goes back."""
+        return round(row[self._counted])
 
     @abstractmethod
     def begin(self, plan: Plan) -> None:
@@ -264,7 +282,7 @@ class Csv(Sink):
 
 
 class TensorBoard(Sink):
-    """Write rows for TensorBoard, over environment steps: ``tensorboard --logdir DIR``.
+    """Write rows for TensorBoard, over steps as `Sink` counts them: ``tensorboard --logdir DIR``.
 
     Numbers that are not finite are left out.
 
@@ -294,7 +312,7 @@ class TensorBoard(Sink):
         values = [
             self.summary.Value(tag=name, simple_value=value) for name, value in _finite(row).items()
         ]
-        summary, step = self.summary(value=values), reached(row)[0]
+        summary, step = self.summary(value=values), self.step(row)
         self._write(self.event(wall_time=time.time(), step=step, summary=summary))
 
     def _write(self, event: Any) -> None:
@@ -312,7 +330,7 @@ class TensorBoard(Sink):
 
 
 class WandB(Sink):
-    """Send rows to Weights & Biases, over environment steps.
+    """Send rows to Weights & Biases, over steps as `Sink` counts them.
 
     The graph's settings are the configuration of the run there.
 
@@ -342,7 +360,7 @@ class WandB(Sink):
 
     def add(self, row: Row) -> None:
         """Send the finite numbers of a Row."""
-        self.run.log(_finite(row), step=reached(row)[0])
+        self.run.log(_finite(row), step=self.step(row))
 
     def end(self, reason: str) -> None:
         """End the run of the service, as failed if this run failed."""
@@ -351,7 +369,7 @@ class WandB(Sink):
 
 
 class MLflow(Sink):
-    """Send rows to MLflow, over environment steps.
+    """Send rows to MLflow, over steps as `Sink` counts them.
 
     The graph's settings are the parameters of the run there. A metric such as ``loss/policy`` is
     called ``loss.policy`` there, because in MLflow's files ``loss`` can't be a number and a folder
@@ -397,7 +415,7 @@ class MLflow(Sink):
 
     def add(self, row: Row) -> None:
         """Send the finite numbers of a Row."""
-        now, step = int(time.time() * 1000), reached(row)[0]
+        now, step = int(time.time() * 1000), self.step(row)
         metrics = [
             self.mlflow.entities.Metric(name.replace("/", "."), value, now, step)
             for name, value in _finite(row).items()

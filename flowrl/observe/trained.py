@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from flowrl.core.logs import log
 from flowrl.envs.gym_envs import Make, env_name
 from flowrl.envs.video import filmed
 from flowrl.errors import SaveError, SettingError
@@ -154,7 +154,7 @@ class TrainedPolicy:
             episodes, seed, greedy, max_steps, video
         )
         for note in found.notes:
-            logging.getLogger("flowrl").warning("flowrl: %s", note)
+            log(note)
         return found
 
     def player(self, *, greedy: bool = True) -> PolicyPlayer:

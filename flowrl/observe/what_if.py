@@ -10,6 +10,10 @@ from flowrl.core.profile import Profile
 
 TIMES = (1, 2, 3, 4, 6, 8)
 """How many times as much of something `sliders` predicts."""
+TAKE_RAY = "take --runtime ray"
+WORTH_RAY = 1.1
+"""Runners in processes of their own are advised if they make a run at least this many times as
+fast, because messages between processes, which the prediction leaves out, cost time, too."""
 FULL = 0.9
 """The cores of this machine count as full if at least this share of their time is used."""
 
@@ -136,7 +140,10 @@ def _runners(p: Profile, cost: _Cost, number: int) -> WhatIf:
     name = "one more runner" if number == count + 1 else f"{number} runners"
     more = f"{name} ({cost.name}.num_runners={number})"
     if not cost.facts["remote"]:
-        return WhatIf(more, None, "nothing: in one process runners take turns; take --runtime ray")
+        alone = "nothing: in one process runners take turns"
+        if cost.in_parallel(min(number, p.cores)) < WORTH_RAY:
+            return WhatIf(more, None, f"{alone}, and they take little of the time")
+        return WhatIf(more, None, f"{alone}; {TAKE_RAY}")
     used = p.busy / max(p.seconds * p.cores, 1e-9)
     now = cost.measured_speed
     predicted = cost.speed(runners=number / count)
@@ -194,6 +201,18 @@ class _Cost:
     def speed(self, **change: float) -> float:
         """Return the environment steps per second with a change, as `model` takes it."""
         return self.measured_speed * self.model(**change).speed / self.model().speed
+
+    def in_parallel(self, number: int) -> float:
+        """Return how many times as fast so many runners in parallel would make a run in one thread.
+
+        Args:
+            number: of the runners that have a core each.
+        """
+        total, sampling = 0.0, 0.0
+        for work in self.threads.values():
+            total += sum(work.values())
+            sampling += sum(x for (node, _), x in work.items() if node == self.sampler)
+        return total / max(total - sampling + sampling / number, 1e-12)
 
     def model(self, runners: float = 1.0, envs: float = 1.0, batch: float = 1.0) -> _Model:
         """Return the cost of a rollout with a change.

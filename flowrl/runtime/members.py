@@ -357,10 +357,19 @@ class MemberRows(Keeping):
         return 0 if np.isnan(returns).all() else int(np.nanargmax(returns))
 
     def curves(self) -> Curves:
-        """Return the Rows of every run, with labels."""
-        labels = tuple(self.members.label(i) for i in range(self.members.count))
-        groups = tuple(_joined(values) for values in self.members.values)
-        return Curves(labels, groups, tuple(tuple(rows) for rows in self.rows))
+        """Return the Rows of every run, with labels.
+
+        Runs with the same values and seed are one, as where a run is repeated to fill a program.
+        """
+        members = self.members
+        # By label: the first of the runs that are called so.
+        first = {members.label(i): i for i in reversed(range(members.count))}
+        every = sorted(first.values())
+        return Curves(
+            tuple(members.label(i) for i in every),
+            tuple(_joined(members.values[i]) for i in every),
+            tuple(tuple(self.rows[i]) for i in every),
+        )
 
 
 def _joined(values: Mapping[str, float]) -> str:

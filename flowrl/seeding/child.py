@@ -53,8 +53,11 @@ class Work:
     """Sinks of rows, as ``--to`` takes them."""
     main: Mapping[str, Any]
     """By name: what the graph uses of the script that was started."""
-    resumes: bool
-    """Whether a run that was begun goes on."""
+    goal: Mapping[str, Any] | None
+    """To which ``steps`` and ``until`` runs that were begun go on; None in both: each to its own.
+
+    It is None where no run was begun.
+    """
 
 
 @dataclass(frozen=True)
@@ -172,9 +175,8 @@ def _started(
     work: Work, runtime: Any, seed: int, out: Path | None, observers: Sequence[Any]
 ) -> Run:
     """Start the run of a seed, or go on with it if it was begun."""
-    if work.resumes and out is not None and (out / FILE).is_file():
-        goal = {name: work.options[name] for name in ("steps", "until")}
-        return resume(out, work.graph, runtime=runtime, observers=observers, **goal)
+    if work.goal is not None and out is not None and (out / FILE).is_file():
+        return resume(out, work.graph, runtime=runtime, observers=observers, **work.goal)
     given = {**work.options, "out": out, "observers": observers}
     return run(work.graph, runtime=runtime, seed=seed, **given)
 

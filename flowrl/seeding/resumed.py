@@ -64,8 +64,8 @@ def resumed_seeds(
 ) -> SeedRuns:
     """Return the runs of a directory: those that have not reached their goal are left to do.
 
-    Graph, runtime and goal are those of the run with the lowest seed that has begun; seeds that
-    have not begun start with them.
+    Graph and runtime are those of the run with the lowest seed that has begun. Each run keeps its
+    own goal unless one is given; seeds that have not begun take that of the lowest seed.
 
     Args:
         folder: the directory that holds ``seed-0`` and so on.
@@ -87,18 +87,20 @@ def resumed_seeds(
     facts = facts_of(first)
     plan = plan_of(first, None, allow)
     goal = goal_of(facts, plan, steps, until)
+    goals = {seed: goal_of(facts_of(x), plan, steps, until) for seed, x in paths.items()}
     ended = []
     for seed, path in paths.items():
         rows = [row_of(row) for row in json_lines(path / "rows.jsonl")]
-        if has_reached(path, goal, rows):
+        if has_reached(path, goals[seed], rows):
             ended.append(SeedRun(seed, rows, (read(path) or facts)["ended"]["reason"]))
     every = sorted({*paths, *noted_seeds(folder)})
     if len(ended) == len(every):
-        count, what = reached(ended[0].rows[-1])
+        count, what = max(reached(each.rows[-1]) for each in ended)
         later = f"--steps {2 * count}" if what == "steps" else f"--until '{what}>={2 * count}'"
         raise SettingError(
             f"all runs in {folder} have reached their goal; name a later one, such as {later}"
         )
+    common = all(own == goal for own in goals.values())
     settings = {"snapshots": settings_of(facts, first), "init": init_of(facts.get("init"))}
     return SeedRuns(
         plan,
@@ -108,4 +110,5 @@ def resumed_seeds(
         out=folder,
         to=to,
         ended=ended,
+        goal=dict(zip(("steps", "until"), goal if common else (None, None), strict=True)),
     )

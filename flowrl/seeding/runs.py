@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import pickle
 import subprocess
@@ -25,6 +24,7 @@ from flowrl.algos.named import loaded
 from flowrl.core.counted import counted, warnings
 from flowrl.core.curves import Curves
 from flowrl.core.items import Row
+from flowrl.core.logs import log
 from flowrl.core.machine import usable_cores
 from flowrl.core.xla_threads import computes_on_cpu
 from flowrl.errors import RunError, SettingError
@@ -125,7 +125,7 @@ def run_seeds(
     runs = SeedRuns(graph, every, runtime=runtime, options=options, out=out, at_once=at_once)
     runs.follow(Lines(steps) if progress else lambda _: None)
     for problem in runs.problems():
-        logging.getLogger("flowrl").warning("flowrl: %s", problem)
+        log(problem)
     return runs.curves()
 
 
@@ -168,6 +168,7 @@ class SeedRuns:
         at_once: most processes at a time; None: as many as there are cores, one on a GPU.
         to: sinks of every run's rows, as ``--to`` takes them.
         ended: where runs are resumed that were begun: those of them that have reached their goal.
+        goal: where runs are resumed: to which ``steps`` and ``until``, as `Work` has it.
 
     Raises:
         FlowrlError: the graph is faulty, an argument can't be taken, or a directory exists.
@@ -184,6 +185,7 @@ class SeedRuns:
         at_once: int | None = None,
         to: Sequence[str] = (),
         ended: Sequence[SeedRun] | None = None,
+        goal: Mapping[str, Any] | None = None,
     ) -> None:
         check_positive("at_once", at_once)
         check_arguments(graph, seeds[0], options.get("steps"), options.get("until"))
@@ -204,7 +206,7 @@ class SeedRuns:
                 check_free_for_seeds(folder, seeds)
         elif options.get("record"):
             raise SettingError("record keeps updates in the runs' directories; give out=, too")
-        self.options = options
+        self.options, self.goal = options, goal
         self.runs = {seed: SeedRun(seed) for seed in seeds}
         """By seed: its run."""
         self.runs |= {each.seed: each for each in ended or ()}
@@ -213,8 +215,7 @@ class SeedRuns:
         # Ray is started once, for all runs one after another.
         is_ray = runtime_name(runtime) == "ray"
         shares = [left] if is_ray else [[seed] for seed in left]
-        resumes = ended is not None
-        work = Work(plan.graph, runtime, options, folder, to, _of_main(plan.graph), resumes)
+        work = Work(plan.graph, runtime, options, folder, to, _of_main(plan.graph), goal)
         job = _job(work, getattr(runtime, "imports", ()))
         self._jobs = deque(replace(job, seeds=share) for share in shares)
         # Where a run computes is known for this process alone: on Ray a learner may have a GPU.

@@ -17,7 +17,8 @@ from typing import Any
 import ray
 
 from flowrl.core.machine import variables_kept
-from flowrl.errors import SettingError, install
+from flowrl.core.texts import plural
+from flowrl.errors import RunError, SettingError, install
 from flowrl.runtime.driver import (
     DriverContext,
     compilation_cache,
@@ -29,7 +30,7 @@ from flowrl.runtime.driver import (
 )
 from flowrl.runtime.ray import start
 from flowrl.tuning.journal import Options, Trial
-from flowrl.tuning.trial import Attempt, Job
+from flowrl.tuning.trial import Attempt, Job, is_of_full_disk
 from flowrl.tuning.trials import Trials
 
 try:
@@ -113,6 +114,8 @@ class Suggestions(Searcher):
         self.trials = trials
         self.numbers: dict[str, int] = {}
         """By Ray Tune's id of a trial: its number."""
+        self.without_disk: dict[int, str] = {}
+        """By number of a trial that a full disk ended: the error. It is not noted as ended."""
 
     def suggest(self, trial_id: str) -> Any:
         """Return the next trial, or that there are no more."""
@@ -136,12 +139,30 @@ class Suggestions(Searcher):
             state, problem = "failed", "its process ended: it was killed, or memory ran out"
             self.trials.ended([{"trial": number, "state": state, "error": problem}])
             return
+        if is_of_full_disk(result.get("error", "")):
+            self.without_disk[number] = result["error"]
+            return
         # Ray Tune gives what a trial ended with here alone, and ASHA compares others with it.
         if METRIC in result:
             self.trials.reported(number, result)
         names = (STEPS, METRIC, "seconds", "error")
         facts = {name: result[name] for name in names if name in result}
         self.trials.ended([{"trial": number, "state": result.get("state", "stopped"), **facts}])
+
+    def check_disk(self) -> None:
+        """Make sure that no trial ended because a disk was full.
+
+        Raises:
+            RunError: some did.
+        """
+        if self.without_disk:
+            number, error = next(iter(self.without_disk.items()))
+            every = ", ".join(map(str, self.without_disk))
+            raise RunError(
+                f"{plural(len(self.without_disk), 'trial')} {every} found the disk full, trial "
+                f"{number} with: {error}; make space, and call the study again, which starts them "
+                "once more"
+            )
 
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: the journal has it all."""
@@ -179,7 +200,7 @@ def run_trials(trials: Trials, job: Job, parallel: int | None, address: str | No
         address: of a running Ray; None for the environment variable ``RAY_ADDRESS``, or a new one.
 
     Raises:
-        RunError: Ray can't start or can't be joined.
+        RunError: Ray can't start or can't be joined, or a full disk ended some of them.
         SettingError: the graph or its settings can't be sent to another process.
     """
     sent = for_worker(job, f"{job.source.name} (its env or settings)")
@@ -189,13 +210,14 @@ def run_trials(trials: Trials, job: Job, parallel: int | None, address: str | No
         last.callback(shutil.rmtree, scratch, ignore_errors=True)
         last.callback(start(address, {}))
         cores = ray.cluster_resources().get("CPU", 1.0)
+        suggestions = Suggestions(trials, trials.options.mode)
         at_once = parallel or max(1, int(cores))
         options = trials.options
         tune.run(
             tune.with_parameters(Trainable, job=sent, driver=context(options.imports)),
             name="study",
             storage_path=str(scratch),
-            search_alg=Suggestions(trials, options.mode),
+            search_alg=suggestions,
             scheduler=scheduler(options, trials.journal.trials),
             num_samples=trials.left,
             max_concurrent_trials=at_once,
@@ -205,6 +227,7 @@ def run_trials(trials: Trials, job: Job, parallel: int | None, address: str | No
             raise_on_failed_trial=False,
             verbose=0,
         )
+    suggestions.check_disk()
 
 
 @contextmanager

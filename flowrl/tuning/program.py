@@ -11,11 +11,11 @@ from flowrl.core.events import Tap, Warned
 from flowrl.core.items import Row
 from flowrl.errors import EnvError, NotFiniteError, SettingError, described
 from flowrl.rollout.runners import Runners
-from flowrl.runtime.members import Sweep, differing_numbers, numbers_at
+from flowrl.runtime.members import Members, Sweep, differing_numbers, numbers_at
 from flowrl.runtime.xla import XlaRuntime
 from flowrl.starting import run
 from flowrl.tuning.journal import Trial
-from flowrl.tuning.trial import NO_NUMBER, Job
+from flowrl.tuning.trial import NO_NUMBER, Job, is_of_full_disk
 from flowrl.tuning.trials import Trials
 
 AT_ONCE = 16
@@ -67,7 +67,10 @@ def run_program(trials: Trials, job: Job, paths: Sequence[str], at_once: int | N
             # A disk that is full is no trial's fault: the study goes on with them another time.
             trials.again([trial.number for trial in batch])
             raise
-        except Exception as error:  # noqa: BLE001 - trials that fail do not end the study
+        except Exception as error:
+            if is_of_full_disk(described(error)):
+                trials.again([trial.number for trial in batch])
+                raise
             failed = {"state": "failed", "error": described(error)}
             endings = [{"trial": trial.number, **failed} for trial in batch]
         trials.ended(endings)
@@ -96,8 +99,10 @@ def _train(
     ) as training:
         for _ in training:
             pass
-    curves = training.curves()
-    return [_ending(t, rows, job) for t, rows in zip(runs, curves.rows, strict=False)]
+    curves, members = training.curves(), Members.of(job.options.seed, None, sweep)
+    # Trials with the same settings are one of the curves.
+    rows_of = dict(zip(curves.labels, curves.rows, strict=True))
+    return [_ending(t, rows_of[members.label(i)], job) for i, t in enumerate(runs)]
 
 
 def _ending(trial: Trial, rows: Sequence[Row], job: Job) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from flowrl.algos.effects import check_order, covers, differing
 from flowrl.algos.named import Source, build, environment, find, fitted, imported, source_of
 from flowrl.algos.tuned import tuned as tuned_settings
 from flowrl.core.importing import forbid_while_importing
+from flowrl.core.logs import log
 from flowrl.envs.gym_envs import Make
 from flowrl.errors import FlowrlError, RunError, SettingError, unknown
 from flowrl.graph.graph import Graph
@@ -165,7 +165,8 @@ def tune(
         SettingError: an argument can't be taken, a setting is unknown or would have no effect, or
             `out` has another study.
         SaveError: `out` holds something else, is damaged, or another process is at work on it.
-        RunError: Ray can't start or can't be joined.
+        RunError: Ray can't start or can't be joined, or a full disk ended trials, which start again
+            when the study is called again.
 
     >>> import flowrl as fl
     >>> study = fl.tune(
@@ -228,7 +229,7 @@ def _write_best(study: Study) -> None:
     try:
         study.config().save(file)
     except FlowrlError as error:
-        logging.getLogger("flowrl").warning("flowrl: there is no %s: %s", file, error)
+        log(f"there is no {file}: {error}")
 
 
 def _run(work: Trials, job: Job, parallel: int | None, address: str | None) -> None:

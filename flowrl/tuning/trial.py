@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,6 +32,8 @@ REPORT_SECONDS = 1.0
 NO_NUMBER = (
     "no row has a number in {}, such as the return of an episode that ended; take more steps"
 )
+FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
+"""What the system says where a disk, or what this user may have of it, is full."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,15 @@ class Attempt:
                 self.run.close()
 
 
+def is_of_full_disk(error: str) -> bool:
+    """Return whether the text of an error says that a disk is full.
+
+    That is no fault of the trial that it ended, so the trial is tried again.
+    """
+    # The text, because the error itself may be of another process, or have become one of flowrl.
+    return any(reason in error for reason in FULL)
+
+
 def ending_on_disk(folder: Path, trial: Trial, metric: str) -> dict[str, Any] | None:
     """Return how a trial ended whose end was not noted, from its own directory.
 
@@ -189,6 +202,8 @@ def ending_on_disk(folder: Path, trial: Trial, metric: str) -> dict[str, Any] | 
         if not (directory / FAILURE).is_file():
             return None
         failure = json.loads((directory / FAILURE).read_text(encoding="utf-8"))
+        if is_of_full_disk(failure["text"]):
+            return None
         return {**found, "state": "failed", "error": failure["text"]}
     if ended["reason"] != "steps":
         return None

@@ -350,6 +350,43 @@ def test_advice_to_add_a_runner_agrees_with_what_that_would_bring():
     )
 
 
+def test_where_nothing_was_measured_no_table_is_printed():
+    for processes in ({}, {"this process": {}}):
+        nothing = explain(Profile(processes=processes))
+        assert nothing.short() == "" and "seconds" not in str(nothing)
+    # Of a run that failed in its first row there is a table, and nothing to say of it.
+    begun = explain(Profile(processes={"this process": {("", "start"): 2.0}}))
+    assert begun.short().startswith("seconds") and "\n\n" not in begun.short()
+
+
+def in_one_process(sampling, update):
+    """The seconds of a run of two runners in this process, whose parts take turns."""
+    p = profile()
+    spent = {("sample", "step"): sampling, ("train", "update"): update}
+    return replace(
+        p,
+        processes={"this process": spent},
+        stages={"this process": ("sample", "train")},
+        queues={},
+        facts={"runners": {**p.facts["runners"], "remote": False}},
+    )
+
+
+def test_processes_for_runners_are_advised_only_where_they_are_worth_it():
+    much = explain(in_one_process(6.0, 4.0))
+    assert "take --runtime ray" in much.what_if[0].because
+    assert "--runtime ray" in much.bottleneck.advice
+    little = in_one_process(1.0, 9.0)
+    assert "take little of the time" in explain(little).what_if[0].because
+    assert "--runtime ray" not in str(explain(little))
+    # With one core they would take turns just the same.
+    alone = explain(replace(in_one_process(6.0, 4.0), cores=1))
+    assert "--runtime ray" not in alone.what_if[0].because
+    assert "Take twice the environments" in alone.bottleneck.advice or (
+        "Not here, though" in alone.bottleneck.advice
+    )
+
+
 def test_to_compile_an_update_is_no_work_of_its_node(tmp_path):
     """Only some updates report their epochs, where a run is traced; so there are two to compile,
     one after the first row."""

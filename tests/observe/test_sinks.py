@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import struct
+import subprocess
 import sys
 import time
 import types
@@ -84,6 +85,20 @@ def test_the_log_of_a_failed_run_says_why(tmp_path):
     error = lines(tmp_path / "run/events.jsonl")[-1]["error"]
     assert error.startswith("KeyError: \"unknown column 'nothing'. Known: row, ")
     assert not (tmp_path / "run/rows.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("set_up", "printed"),
+    [("", "flowrl: it is slow\n"), ("logging.basicConfig()", "WARNING:flowrl:it is slow\n")],
+)
+def test_a_warning_names_flowrl_once_whoever_prints_it(set_up, printed):
+    code = (
+        f"import logging\n{set_up}\n"
+        "from flowrl.core.events import Warned, with_warnings\n"
+        "with_warnings(())[-1](Warned('it is slow'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == printed
 
 
 def test_drops_are_reported_in_sums_once_a_second(tmp_path, monkeypatch):
@@ -252,6 +267,23 @@ def test_wandb_is_reported_settings_rows_and_the_end(monkeypatch):
         "steps",
         {},
     )
+
+
+def test_steps_never_go_back_where_sampling_begins_after_a_phase_without_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", fake := Recorder())
+    made = [Row({"env_steps": s, "updates": u}) for s, u in ((0, 400), (0, 900), (32, 950))]
+    plan = PPO.compile()
+    to = fl.WandB("walks")
+    for event in (Started(plan, None), *map(RowClosed, made), Ended("closed")):
+        to(event)
+    # A run that goes on in its second phase is counted like its first row.
+    to = fl.WandB("walks")
+    for event in (
+        Started(plan, None, made[0]),
+        RowClosed(Row({"env_steps": 99, "updates": 1_000})),
+    ):
+        to(event)
+    assert [named["step"] for _, named in fake.of("log")] == [400, 900, 950, 1_000]
 
 
 def test_mlflow_is_reported_settings_rows_and_the_end(monkeypatch):

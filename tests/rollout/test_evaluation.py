@@ -254,9 +254,7 @@ def test_an_episode_without_an_end_is_cut_counted_and_said(caplog):
         "2 of 4 episodes did not end within 9 steps and were cut; the return is that of the steps "
         "until then (max_steps raises the bound)"
     )
-    assert [r.getMessage() for r in caplog.records] == [f"flowrl: {says}"] and found.notes == (
-        says,
-    )
+    assert [r.getMessage() for r in caplog.records] == [says] and found.notes == (says,)
     assert policy.evaluate(1, seed=SEED).max_steps == MAX_STEPS == fl.Evaluate().max_steps
     np.testing.assert_array_equal(
         policy.evaluate(1, seed=SEED, max_steps=4).cut, [False]

@@ -16,10 +16,13 @@ import flowrl as fl
 from flowrl.algos.named import parse_value
 from flowrl.cli.main import main
 from flowrl.cli.tuning import _ending
+from flowrl.core.items import Row
+from flowrl.runtime.members import MemberRows, Members
 from flowrl.tuning import results
 from flowrl.tuning.journal import Journal, Options
 from flowrl.tuning.program import run_program
 from flowrl.tuning.progress import best, ranked
+from flowrl.tuning.trial import ending_on_disk
 from flowrl.tuning.trials import Trials
 
 ROOT = Path(__file__).parents[2]
@@ -296,6 +299,33 @@ def test_what_a_trial_ended_with_is_a_report_too():
     assert noted == [(3, 7.0), "stopped", "failed"]
 
 
+def test_a_trial_that_a_full_disk_ends_is_tried_again(tmp_path):
+    from flowrl.tuning.on_ray import Suggestions
+
+    full = "OSError: [Errno 28] No space left on device: 'rows.jsonl'"
+    noted = []
+    trials = SimpleNamespace(reported=lambda *_: None, ended=noted.append)
+    suggestions = Suggestions(trials, "max")
+    suggestions.check_disk()
+    suggestions.numbers = {"x": 3}
+    result = {"env_steps": 0, "seconds": 1.0, "state": "failed", "error": full}
+    suggestions.on_trial_complete("x", result)
+    assert not noted
+    with pytest.raises(fl.errors.RunError, match=r"trial 3 found the disk full, .*No space left"):
+        suggestions.check_disk()
+    # A run whose disk was full only for a moment has noted that it failed.
+    directory = tmp_path / "trials/003"
+    directory.mkdir(parents=True)
+    ended = {"ended": {"reason": "failed", "env_steps": 0, "seconds": 1.0}}
+    trial = fl.Trial(3, {}, "running", directory="trials/003")
+    for name, text in (("manifest.json", ""), ("run.json", json.dumps(ended))):
+        (directory / name).write_text(text)
+    for text, state in ((full, None), ("ValueError: two", "failed")):
+        (directory / "failure.json").write_text(json.dumps({"text": text}))
+        ending = ending_on_disk(tmp_path, trial, "return_mean")
+        assert (ending and ending["state"]) == state
+
+
 def test_a_programs_policy_is_not_that_of_the_best_trial(tmp_path):
     for name, file in (("000", "members.jsonl"), ("001", "rows.jsonl")):
         (tmp_path / "trials" / name).mkdir(parents=True)
@@ -312,6 +342,17 @@ def test_results_without_any_value_are_written_all_the_same(tmp_path):
     )  # fmt: skip
     results.write([fl.Trial(0, {"lr": 1e-3}, "failed", error="no")], options, tmp_path)
     assert "trial 0 failed: no" in (tmp_path / "results.txt").read_text()
+
+
+def test_a_run_that_is_repeated_to_fill_a_program_is_one_of_its_curves():
+    rates = (1e-3, 2e-3, 2e-3, 2e-3)
+    members = Members.of(0, None, fl.Sweep.points([{"lr": rate} for rate in rates]))
+    made = MemberRows("ppo", 0.0, members, ["learner"])
+    for rows, rate in zip(made.rows, rates, strict=True):
+        rows.append(Row({"env_steps": 8, "updates": 1, "return_mean": rate}))
+    curves = made.curves()
+    assert curves.labels == ("lr=0.001, seed 0", "lr=0.002, seed 0")
+    assert [rows[-1]["return_mean"] for rows in curves.rows] == [1e-3, 2e-3]
 
 
 def test_a_sweep_of_points_has_a_run_for_each_of_them():
