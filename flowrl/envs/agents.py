@@ -270,18 +270,20 @@ class _OnlySpaces(gym.Env[Any, Any]):
     """An environment that has spaces and can't be stepped."""
 
 
-def checked_names(turn: Turn, names: AbstractSet[str], label: str) -> None:
-    """Check that a turn is about agents of the environment.
+def unknown_agent(turn: Turn, names: AbstractSet[str]) -> str:
+    """Return what is wrong if a turn names an agent that the environment lacks; empty if none.
 
-    Raises:
-        EnvError: it names another one.
+    Args:
+        turn: what the environment returned.
+        names: its agents.
     """
     for what, several in (("acts", turn.obs), ("got a reward", turn.reward), ("ended", turn.ended)):
         # This is called with every step: that all are known is the usual case.
         if several.keys() <= names:
             continue
         agent = next(agent for agent in several if agent not in names)
-        raise EnvError(
-            f"{label}: {unknown('agent', str(agent), names)} {what}; name every agent that "
+        return (
+            f"{unknown('agent', str(agent), names)} {what}; name every agent that "
             "there can be in possible_agents"
         )
+    return ""
