@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 
+from flowrl.envs.flags import FLAGS, WANTED, no_flag, not_flags
 from flowrl.errors import EnvError, SettingError, install, unknown
 
 PETTINGZOO = "pettingzoo"
@@ -119,6 +120,9 @@ class ParallelAgents(_OfPettingZoo):
         """Take a step by the actions of all live agents."""
         obs, reward, terminated, truncated, _ = self.env.step(dict(actions))
         agents, ended = self.env.agents, {}
+        for name, flags in (("terminated", terminated), ("truncated", truncated)):
+            if not FLAGS.issuperset(map(type, flags.values())):
+                _check_flags(name, flags)
         # This is called with every step, and few of them end an episode.
         if any(terminated.values()) or any(truncated.values()):
             for agent in obs:
@@ -165,11 +169,25 @@ class AgentsInTurn(_OfPettingZoo):
             agent = self.env.agent_selection
             # It gives the reward since this agent acted last, whoever acted in between.
             obs, reward[agent], terminated, truncated, _ = self.env.last()
+            usual = type(terminated) in FLAGS and type(truncated) in FLAGS
+            if not usual and (wrong := not_flags(terminated, truncated)):
+                raise EnvError(f"agent {agent} got {wrong}")
             if not (terminated or truncated):
                 return Turn({agent: obs}, reward, ended)
             ended[agent] = End(bool(terminated), bool(truncated), obs)
             self.env.step(None)
         return Turn({}, reward, ended)
+
+
+def _check_flags(name: str, flags: Mapping[str, Any]) -> None:
+    """Check that agents have flags.
+
+    Raises:
+        EnvError: one of them has something else.
+    """
+    for agent, flag in flags.items():
+        if wrong := no_flag(flag):
+            raise EnvError(f"agent {agent} got {wrong} as {name} from step; {WANTED}")
 
 
 def agents_of(made: Any) -> Agents | None:

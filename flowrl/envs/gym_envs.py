@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from flowrl.envs.agents import PETTINGZOO, Agents, Maker, agents_of, make_pettingzoo
 from flowrl.envs.bringing_back import Retraced, retraced
+from flowrl.envs.flags import FLAGS, not_flags
 from flowrl.envs.jax_agents import HostAgents, JaxAgents
 from flowrl.envs.jax_envs import JaxEnv, JaxVector
 from flowrl.envs.masks import as_declared, with_mask_of_info
@@ -127,6 +128,9 @@ class Guard(Retraced):
             raise self._failed(
                 f"{self.label} returned {a(result[1])} as reward from step; it must be a number"
             )
+        usual = type(result[2]) in FLAGS and type(result[3]) in FLAGS
+        if not usual and (wrong := not_flags(result[2], result[3])):
+            raise self._failed(f"{self.label} returned {wrong}")
         self._check(result[0], result[4], "step")
         return result
 
