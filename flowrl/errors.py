@@ -168,6 +168,23 @@ def raised(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{line_of(error)}"
 
 
+def step_of(step: int, in_episode: int) -> str:
+    """Return at which of its steps an environment failed, to end a message with.
+
+    Args:
+        step: the steps that it took since it was made, the one that failed among them.
+        in_episode: those of them in the episode; 0 where it failed in a reset.
+
+    >>> step_of(57, 12)
+    'at its step 57 since it was made, 12 of an episode'
+    >>> step_of(57, 0)
+    'in a reset, after its step 57'
+    """
+    if not in_episode:
+        return f"in a reset, after its step {step:,}"
+    return f"at its step {step:,} since it was made, {in_episode:,} of an episode"
+
+
 def described(error: BaseException) -> str:
     """Return an error as one message, as the command line prints it."""
     kind = "" if isinstance(error, FlowrlError) else f"{type(error).__name__}: "

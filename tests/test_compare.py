@@ -57,6 +57,27 @@ def test_runs_are_put_on_the_steps_of_the_one_that_ends_first(folder):
     assert end["iqm"] == pytest.approx(mean[2]) and end["low"] == pytest.approx(low[2])
 
 
+INFINITE = math.inf
+
+
+@pytest.mark.parametrize(
+    ("returns", "line"),
+    [
+        # The middle half lacks the run that is infinite.
+        ([1.0, 2.0, 3.0, 4.0, INFINITE], "3              1.6 to inf"),
+        ([INFINITE, INFINITE], "inf              inf to inf"),
+        ([INFINITE], "inf                       -"),
+        ([INFINITE, -INFINITE], "-                       -"),
+    ],
+)
+def test_infinite_values_count_as_such(folder, capsys, returns, line):
+    for seed, x in enumerate(returns):
+        saved(folder / f"seed-{seed}", [(100, 1.0), (200, x)], seed=seed)
+    names = [f"seed-{seed}" for seed in range(len(returns))]
+    assert main(["compare", *names, "--picture", "curves.svg"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith(line)
+
+
 def test_a_first_row_at_other_steps_is_no_gap_and_a_long_run_is_thinned(folder):
     saved(folder / "a", [(100, 1.0), (5000, 2.0)], seed=0)
     saved(folder / "b", [(110 + i, 3.0) for i in range(4890)], seed=1)

@@ -143,6 +143,19 @@ def test_a_loaded_policy_acts_and_evaluates_like_the_one_that_was_saved(saved):
         match=r"an observation of shape \[4\], or several of them; got \[3\]",
     ):
         loaded.act(np.zeros(3))
+    for obs, got in (
+        ("hello", "a str, values of type <U5"),
+        (None, "a NoneType, values of type object"),
+        ([[1, 2], [3]], "a list"),
+        ([0, 0, np.nan, 0], "a number that is not finite: nan"),
+        (np.zeros(4, complex), "a ndarray, values of type complex128"),
+    ):
+        with pytest.raises(
+            fl.errors.ContractError, match=rf"an observation of Box.*\(4,\).*; got {got}$"
+        ):
+            loaded.act(obs)
+    with pytest.raises(fl.errors.ContractError, match=r"or several of them; got \[0, 4\]"):
+        loaded.act(np.zeros((0, 4)))
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ class Curves:
         ]
         for name, end in zip(names, endings, strict=True):
             interval = "-"
-            if math.isfinite(end["low"]):
+            if not math.isnan(end["low"]):
                 interval = f"{_number(end['low'])} to {_number(end['high'])}"
             numbers = f"{end['runs']:>6}{end['steps']:>14,.0f}{_number(end['iqm']):>20}"
             lines.append(f"{name:<{wide}}{numbers}{interval:>24}")
@@ -265,8 +265,12 @@ def _bootstrapped(values: Array) -> tuple[Array, Array, Array]:
     rng = np.random.default_rng(0)
     indices = rng.integers(len(values), size=(RESAMPLES, len(values)))
     means = np.stack([_iqm(column[indices]) for column in values.T], axis=1)
+    bounds = [2.5, 97.5]
     with np.errstate(invalid="ignore"):
-        low, high = np.percentile(means, [2.5, 97.5], axis=0)
+        low, high = np.percentile(means, bounds, axis=0)
+        # Between infinite means nothing can be interpolated.
+        if np.isinf(means).any():
+            low, high = np.percentile(means, bounds, axis=0, method="nearest")
     return np.stack([_iqm(column[None])[0] for column in values.T]), low, high
 
 
@@ -280,4 +284,8 @@ def _iqm(x: Array) -> Array:
     count = x.shape[1]
     edges = np.clip(np.arange(count + 1), count / 4, 3 * count / 4)
     weight = np.diff(edges)
-    return (ordered * weight).sum(axis=1) / weight.sum()
+    # An infinite value outside the middle half counts as little as any other.
+    inside = weight > 0
+    with np.errstate(invalid="ignore"):
+        means = (ordered[:, inside] * weight[inside]).sum(axis=1) / weight.sum()
+    return np.where(np.isnan(x).any(axis=1), np.nan, means)

@@ -368,7 +368,8 @@ def _interpolated(
 ) -> Array:
     """Return a column of a run, whose rows are at these steps, at other ones."""
     column = np.array([row.get(name, np.nan) for row in rows], float)
-    known = np.isfinite(column)
+    # An infinite number is one, and not to be filled up from the rows around it.
+    known = ~np.isnan(column)
     if not known.any():
         return np.full(len(grid), np.nan)
     # Seeds close their first rows at slightly different steps, before which that row counts.

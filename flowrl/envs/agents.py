@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 
+from flowrl.envs.flags import FLAGS, WANTED, no_flag, not_flags
 from flowrl.errors import EnvError, SettingError, install, unknown
 
 PETTINGZOO = "pettingzoo"
@@ -119,6 +120,9 @@ class ParallelAgents(_OfPettingZoo):
         """Take a step by the actions of all live agents."""
         obs, reward, terminated, truncated, _ = self.env.step(dict(actions))
         agents, ended = self.env.agents, {}
+        for name, flags in (("terminated", terminated), ("truncated", truncated)):
+            if not FLAGS.issuperset(map(type, flags.values())):
+                _check_flags(name, flags)
         # This is called with every step, and few of them end an episode.
         if any(terminated.values()) or any(truncated.values()):
             for agent in obs:
@@ -165,11 +169,25 @@ class AgentsInTurn(_OfPettingZoo):
             agent = self.env.agent_selection
             # It gives the reward since this agent acted last, whoever acted in between.
             obs, reward[agent], terminated, truncated, _ = self.env.last()
+            usual = type(terminated) in FLAGS and type(truncated) in FLAGS
+            if not usual and (wrong := not_flags(terminated, truncated)):
+                raise EnvError(f"agent {agent} got {wrong}")
             if not (terminated or truncated):
                 return Turn({agent: obs}, reward, ended)
             ended[agent] = End(bool(terminated), bool(truncated), obs)
             self.env.step(None)
         return Turn({}, reward, ended)
+
+
+def _check_flags(name: str, flags: Mapping[str, Any]) -> None:
+    """Check that agents have flags.
+
+    Raises:
+        EnvError: one of them has something else.
+    """
+    for agent, flag in flags.items():
+        if wrong := no_flag(flag):
+            raise EnvError(f"agent {agent} got {wrong} as {name} from step; {WANTED}")
 
 
 def agents_of(made: Any) -> Agents | None:
@@ -270,18 +288,20 @@ class _OnlySpaces(gym.Env[Any, Any]):
     """An environment that has spaces and can't be stepped."""
 
 
-def checked_names(turn: Turn, names: AbstractSet[str], label: str) -> None:
-    """Check that a turn is about agents of the environment.
+def unknown_agent(turn: Turn, names: AbstractSet[str]) -> str:
+    """Return what is wrong if a turn names an agent that the environment lacks; empty if none.
 
-    Raises:
-        EnvError: it names another one.
+    Args:
+        turn: what the environment returned.
+        names: its agents.
     """
     for what, several in (("acts", turn.obs), ("got a reward", turn.reward), ("ended", turn.ended)):
         # This is called with every step: that all are known is the usual case.
         if several.keys() <= names:
             continue
         agent = next(agent for agent in several if agent not in names)
-        raise EnvError(
-            f"{label}: {unknown('agent', str(agent), names)} {what}; name every agent that "
+        return (
+            f"{unknown('agent', str(agent), names)} {what}; name every agent that "
             "there can be in possible_agents"
         )
+    return ""

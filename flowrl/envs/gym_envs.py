@@ -16,12 +16,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from flowrl.envs.agents import PETTINGZOO, Agents, Maker, agents_of, make_pettingzoo
 from flowrl.envs.bringing_back import Retraced, retraced
+from flowrl.envs.flags import FLAGS, not_flags
 from flowrl.envs.jax_agents import HostAgents, JaxAgents
 from flowrl.envs.jax_envs import JaxEnv, JaxVector
 from flowrl.envs.masks import as_declared, with_mask_of_info
 from flowrl.envs.mujoco_warnings import take_warnings
 from flowrl.envs.prefixes import ADAPTERS
-from flowrl.errors import EnvError, SettingError, a, install, raised, unknown
+from flowrl.errors import EnvError, SettingError, a, install, raised, step_of, unknown
 from flowrl.rl.spaces import Spaces, same_kind
 
 Make = str | Callable[[], Any]
@@ -74,11 +75,34 @@ class Guard(Retraced):
         self.name = name
         self.steps = 0
         """The steps that it took since it was made, the one being taken among them."""
+        self.before_episode = 0
+        """Those of them that were before this episode."""
         self.label = f"environment {index} of {name}"
         self.parts = Spaces(env.observation_space, env.action_space).parts
 
+    def keep(self) -> Any:
+        """Return what brings it back, and how many steps it took."""
+        kept = super().keep()
+        return None if kept is None else {**kept, "steps": self.steps}
+
+    def bring_back(self, kept: Any) -> bool:
+        """Go through the episode again; return whether it came out as it was."""
+        came_back = super().bring_back(kept)
+        if kept is not None:
+            # What was kept before steps were counted has those of the episode only.
+            self.steps = kept.get("steps", kept["count"])
+            self.before_episode = self.steps - kept["count"]
+        return came_back
+
     def _failed(self, text: str) -> EnvError:
-        return EnvError(text, what=self.name, within=self.index, step=self.steps)
+        in_episode = self.steps - self.before_episode
+        return EnvError(
+            f"{text}, {step_of(self.steps, in_episode)}",
+            what=self.name,
+            within=self.index,
+            step=self.steps,
+            episode_step=in_episode,
+        )
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step, and check the observation's shape and type, or its choices.
@@ -104,6 +128,9 @@ class Guard(Retraced):
             raise self._failed(
                 f"{self.label} returned {a(result[1])} as reward from step; it must be a number"
             )
+        usual = type(result[2]) in FLAGS and type(result[3]) in FLAGS
+        if not usual and (wrong := not_flags(result[2], result[3])):
+            raise self._failed(f"{self.label} returned {wrong}")
         self._check(result[0], result[4], "step")
         return result
 
@@ -116,6 +143,7 @@ class Guard(Retraced):
             EnvError: the environment raised, or returned anything else than two values
                 with such an observation and a dict.
         """
+        self.before_episode = self.steps
         try:
             result = super().reset(seed=seed, options=options)
         except Exception as error:

@@ -18,6 +18,7 @@ import numpy as np
 from flowrl.envs.agents import Agents, End, Turn
 from flowrl.envs.jax_envs import (
     begun_where,
+    check_number,
     check_same,
     class_name,
     fits,
@@ -225,11 +226,7 @@ def _check_single(
     """Check that each agent has a single number of its own, for each of `count` environments."""
     _check_names(env, f"the {part} of {verb}", value, names)
     for name in names:
-        if jnp.shape(value[name]) != (count,):
-            raise EnvError(
-                f"{class_name(env)}.{verb} returned {part} of shape "
-                f"{list(jnp.shape(value[name])[1:])} for agent {name}; it must be a single number"
-            )
+        check_number(value[name], (count,), f"{class_name(env)}.{verb} returned", part, name)
 
 
 @lru_cache(maxsize=16)

@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from flowrl.core.keeping import Keeping, into, leaves
+from flowrl.envs.flags import WANTED
 from flowrl.errors import EnvError, SettingError, install, unknown
 from flowrl.rl.spaces import Spaces
 
@@ -297,12 +298,35 @@ def _stepped(env: JaxEnv, states: State, action: Array, bits: Array) -> tuple[An
         )
     check_same(env, states, after[0])
     for what, value in zip(("reward", "terminated", "truncated"), after[2:], strict=True):
-        if jnp.shape(value) != bits.shape[:1]:
-            raise EnvError(
-                f"{class_name(env)}.step returned a {what} of shape {list(jnp.shape(value)[1:])}; "
-                "it must be a single number"
-            )
+        check_number(value, bits.shape[:1], f"{class_name(env)}.step returned", what)
     return after
+
+
+def check_number(
+    value: Any, shape: tuple[int, ...], label: str, what: str, agent: str = ""
+) -> None:
+    """Check that there is a number for each environment, or a flag.
+
+    Args:
+        value: as the environment returned it.
+        shape: of the number of environments.
+        label: how errors begin.
+        what: ``reward``, or the name of a flag.
+        agent: whose it is (default nobody's).
+
+    Raises:
+        EnvError: it is of another kind or shape.
+    """
+    whose = agent and f" for agent {agent}"
+    if value is None:
+        raise EnvError(f"{label} None as {what}{whose}; it must be a single number")
+    if jnp.shape(value) != shape:
+        found = f"{what} of shape {list(jnp.shape(value)[1:])}"
+        raise EnvError(f"{label} {found}{whose}; it must be a single number")
+    dtype = jnp.result_type(value)
+    # Within a compiled function no value can be seen, and NaN would count as True.
+    if what != "reward" and dtype.kind not in "biu":
+        raise EnvError(f"{label} {what} of the type {dtype}{whose}; {WANTED}, such as by `x > 0`")
 
 
 def typed_as(like: Any, found: Any) -> Any:

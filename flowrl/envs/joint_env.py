@@ -8,7 +8,7 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 
-from flowrl.envs.agents import Agents, Turn, checked_names
+from flowrl.envs.agents import Agents, Turn, unknown_agent
 from flowrl.envs.global_state import GlobalState, flat_of
 from flowrl.errors import EnvError, SettingError
 from flowrl.rl.spaces import ACTION_MASK, Spaces
@@ -77,7 +77,8 @@ class JointEnv(gym.Env[Any, Any]):
             EnvError: agents take turns, or the episode ended for some of them only.
         """
         turn = self.inner.step(dict(zip(self.inner.names, np.asarray(action), strict=True)))
-        checked_names(turn, self._known, self.label)
+        if wrong := unknown_agent(turn, self._known):
+            raise EnvError(f"{self.label}: {wrong}")
         reward = self.share * sum(float(x) for x in turn.reward.values())
         if not turn.ended:
             self._check_all_act(turn)

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import gymnasium as gym
 
-from flowrl.envs.agents import Agents, End, Turn, checked_names
+from flowrl.envs.agents import Agents, End, Turn, unknown_agent
 from flowrl.envs.global_state import GlobalState
+from flowrl.errors import EnvError
 from flowrl.rl.spaces import ACTION_MASK, Spaces
 
 OWN, STATE = "own", "state"
@@ -51,7 +52,8 @@ class StatedAgents(Agents):
 
     def _with_state(self, turn: Turn) -> Turn:
         """Return a turn in which agents see the state."""
-        checked_names(turn, self.spaces.keys(), self.label)
+        if wrong := unknown_agent(turn, self.spaces.keys()):
+            raise EnvError(f"{self.label}: {wrong}")
         last = {name: end.obs for name, end in turn.ended.items()}
         state = self.global_state.of({**last, **turn.obs})
 

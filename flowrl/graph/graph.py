@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from flowrl.errors import GraphError, SettingError, a, unknown
+from flowrl.errors import GraphError, a, unknown
 from flowrl.graph import values
+from flowrl.graph.names import no_setting
 from flowrl.graph.protocols import Operator, Resource
 
 if TYPE_CHECKING:
@@ -344,26 +345,12 @@ class Graph:
         # The longest name, since a node of a chain has a dot in its own.
         owner = max((n for n in names if address.startswith(f"{n}.")), key=len, default=None)
         if owner is None:
-            raise self._no_setting(address, names)
+            paths = {name: list(values.addresses(x)) for name, x in names.items()}
+            raise no_setting(address, paths, self.name)
         changed = values.with_setting(
             names[owner], address[len(owner) + 1 :], value, f"{self.name}.{owner}"
         )
         return self.replace(**{owner: changed})
-
-    def _no_setting(self, address: str, names: Mapping[str, Any]) -> SettingError:
-        """Return the error for an address that begins with no node or resource and a setting."""
-        head = address.partition(".")[0]
-        if head in names:
-            setting = next(iter(values.settings(names[head])), "setting")
-            where = f"{self.name}.{head}"
-            return SettingError(f"say which setting of it: {head}.{setting}", where)
-        # A setting that was named without its owner, such as "clip_ratio".
-        deeper = []
-        for name, owner in names.items():
-            full = [f"{name}.{path}" for path in values.addresses(owner)]
-            deeper += [path for path in full if f".{path}".endswith(f".{address}")]
-        hint = f"; did you mean {' or '.join(deeper)}?" if deeper else ""
-        return SettingError(unknown("node or resource", head, names) + hint, self.name)
 
     # -- looking
 

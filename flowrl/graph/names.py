@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrl.errors import GraphError, SaveError, a, unknown
+from flowrl.errors import GraphError, SaveError, SettingError, a, unknown
 
 PACKAGES = (
     *(f"flowrl.{name}." for name in ("graph", "rl", "envs", "rollout", "replay", "learner", "ops")),
@@ -116,3 +117,25 @@ def _leads_back(value: Any) -> bool:
     for part in value.__qualname__.split("."):
         found = getattr(found, part, None)
     return bool(found == value)
+
+
+def no_setting(address: str, paths: Mapping[str, Sequence[str]], graph: str) -> SettingError:
+    """Return the error for an address that begins with no node or resource and a setting.
+
+    Args:
+        address: as it was given, such as ``epochs`` in place of ``train.epochs``.
+        paths: by node and resource: the paths of its settings.
+        graph: the name of the graph.
+    """
+    head = address.partition(".")[0]
+    if head in paths:
+        setting = next(iter(paths[head]), "setting").partition(".")[0]
+        return SettingError(f"say which setting of it: {head}.{setting}", f"{graph}.{head}")
+    every = [f"{name}.{path}" for name, of_one in paths.items() for path in of_one]
+    # A setting that was named without its owner.
+    meant = [path for path in every if path.endswith(f".{address}")]
+    if not meant:
+        return SettingError(unknown("node or resource", head, paths), graph)
+    hint = f"did you mean {' or '.join(meant)}?"
+    known = ", ".join(paths)
+    return SettingError(f"unknown node or resource '{head}'; {hint} Known: {known}", graph)

@@ -95,7 +95,8 @@ class TrainedPolicy:
             next call.
 
         Raises:
-            ContractError: the observation has another shape than the space.
+            ContractError: the observation has another shape or type than the space, or holds what
+                is not finite.
         """
         net, explore = self.network, self.exploration
         arrays, single = self.spaces.batched(obs)

@@ -113,6 +113,16 @@ class ObsPart:
             "environment or its space"
         )
 
+    def not_taken(self, found: Array) -> str:
+        """Return what a policy can't act on of this part ``[..., *shape]``; empty if nothing."""
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            return f"a number{self.label} that is not finite: {found[~np.isfinite(found)].flat[0]}"
+        if self.bounds is not None:
+            least, most = self.bounds
+            if (wrong := (found < least) | (found > most)).any():
+                return f"a choice{self.label} that it does not have: {found[wrong].flat[0]}"
+        return ""
+
 
 def same_kind(found: np.dtype[Any], declared: np.dtype[Any]) -> bool:
     """Return whether numbers of one type become another's without loss of their kind."""
@@ -192,22 +202,30 @@ class Spaces:
             obs: one observation as the environment returns it, or several.
 
         Raises:
-            ContractError: a part is missing, or has another shape than the space.
+            ContractError: a part is missing, has another shape than the space, or holds what is no
+                finite number or none of its choices.
         """
+        wanted = f"act takes an observation of {self.obs}, or several of them"
         try:
-            given = self.arrays(obs)
-        except (KeyError, IndexError, TypeError):
-            raise ContractError(
-                f"act takes an observation of {self.obs}, or several of them; got {a(obs)}"
-            ) from None
-        single = all(given[part.name].shape == part.shape for part in self.parts)
+            found = {part.name: np.asarray(part.of(obs)) for part in self.parts}
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise ContractError(f"{wanted}; got {a(obs)}") from None
         for part in self.parts:
-            shape = given[part.name].shape
-            if not single and shape[1:] != part.shape:
+            # Floats that NumPy does not know, such as bfloat16, are of the kind V.
+            if (dtype := found[part.name].dtype).kind not in "biufV":
+                raise ContractError(f"{wanted}; got {a(obs)}, values{part.label} of type {dtype}")
+        single = all(found[part.name].shape == part.shape for part in self.parts)
+        for part in self.parts:
+            x = found[part.name]
+            count = x.shape[:1] if not single else ()
+            if x.shape != (*count, *part.shape) or count == (0,):
                 raise ContractError(
                     f"act takes an observation of shape {list(part.shape)}, or several of them; "
-                    f"got {list(shape)}{part.label}"
+                    f"got {list(x.shape)}{part.label}"
                 )
+            if wrong := part.not_taken(x):
+                raise ContractError(f"{wanted}; got {wrong}")
+        given = self.arrays(obs)
         # One observation is a batch of one.
         return {name: x[None] if single else x for name, x in given.items()}, single
 

@@ -116,7 +116,7 @@ class Acting(Keeping):
         # Plain numbers, because a typed key keeps JAX from dispatching a call the fast way.
         self.key = jax.random.key_data(_key_of(seed, name, index, restart_count))
         self.turn = 0
-        """The steps that it acted so far."""
+        """The steps that it acted so far, those of the runners whose place it took among them."""
         self.weights: Weights | None = None
         self.version = 0
         self.scale = (
@@ -265,7 +265,7 @@ class Acting(Keeping):
     def sent(self, sample: Sample) -> Sample:
         """Return a sample as it is sent, after the operators at the sampler."""
         batch = sample.batch if self.local is None else self.local(self.weights, sample.batch)
-        return Sample(jax.tree.map(_sendable, batch), self._measured(sample.episodes))
+        return Sample(jax.tree.map(_sendable, batch), self._measured(sample.episodes), self.turn)
 
     def _measured(self, episodes: Episodes) -> Episodes:
         """Add what operators at the sampler did since the last rollout."""

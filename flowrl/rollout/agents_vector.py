@@ -9,9 +9,9 @@ import numpy as np
 
 from flowrl.core.clock import RESET
 from flowrl.core.keeping import Keeping
-from flowrl.envs.agents import Agents, Turn, checked_names
+from flowrl.envs.agents import Agents, Turn, unknown_agent
 from flowrl.envs.bringing_back import RetracedAgents
-from flowrl.errors import EnvError, raised
+from flowrl.errors import EnvError, raised, step_of
 from flowrl.rl.spaces import Spaces
 
 Array = np.ndarray[Any, Any]
@@ -138,7 +138,7 @@ class AgentsVector(Keeping):
     """
 
     lasting = ("steps", "over", "began")
-    remade = ("envs", "seating", "name", "at", "next")
+    remade = ("envs", "seating", "name", "at", "next", "before_episode")
 
     def __init__(self, make: Callable[[], Agents], envs: int, seating: Seating, name: str) -> None:
         self.envs: list[RetracedAgents] = []
@@ -146,6 +146,8 @@ class AgentsVector(Keeping):
         self.name = name
         self.steps = np.zeros(envs, np.int64)
         """By environment: the steps that were taken."""
+        self.before_episode = np.zeros(envs, np.int64)
+        """Those of them that were before the environment's episode."""
         self.over: list[list[str]] = [[] for _ in range(envs)]
         """By environment: the agents whose episode ended, and that were not seen since."""
         self.began: list[list[str]] = [[] for _ in range(envs)]
@@ -209,6 +211,8 @@ class AgentsVector(Keeping):
                     lost[i] = True
                 if lost[i]:
                     self._reset(i, seed + i)
+                else:
+                    self.before_episode[i] = self.steps[i] - len(env.actions)
         return lost
 
     def close(self) -> None:
@@ -257,6 +261,7 @@ class AgentsVector(Keeping):
         self._take(i, turn, "step")
 
     def _reset(self, i: int, seed: int | None) -> None:
+        self.before_episode[i] = self.steps[i]
         try:
             turn = self.envs[i].reset(seed)
         except Exception as error:
@@ -268,13 +273,21 @@ class AgentsVector(Keeping):
         self._take(i, turn, "reset")
 
     def _failed(self, i: int, text: str) -> EnvError:
-        text = f"environment {i} of {self.name}{text}"
-        return EnvError(text, what=self.name, within=i, step=int(self.steps[i]))
+        step = int(self.steps[i])
+        in_episode = step - int(self.before_episode[i])
+        return EnvError(
+            f"environment {i} of {self.name}{text}, {step_of(step, in_episode)}",
+            what=self.name,
+            within=i,
+            step=step,
+            episode_step=in_episode,
+        )
 
     def _take(self, i: int, turn: Turn, verb: str) -> None:
         """Write what a turn says into the columns of its agents."""
         at, over, seating = self.at[i], self.over[i], self.seating
-        checked_names(turn, at.keys(), f"environment {i} of {self.name}")
+        if wrong := unknown_agent(turn, at.keys()):
+            raise self._failed(i, f": {wrong}")
         for agent, _, _ in self.next[i]:
             seating.acting[at[agent].number] = False
         for agent, reward in turn.reward.items():

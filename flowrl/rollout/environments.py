@@ -15,6 +15,7 @@ from flowrl.core.clock import RESET
 from flowrl.core.keeping import Keeping
 from flowrl.core.metrics import Summed
 from flowrl.envs.bringing_back import bring_back, kept_environments
+from flowrl.envs.flags import WANTED, are_flags
 from flowrl.envs.gym_envs import env_name, make_vector
 from flowrl.errors import ContractError, EnvError, raised
 from flowrl.rl.spaces import Spaces, in_type
@@ -138,6 +139,8 @@ class Environments(Keeping):
         """
         try:
             obs, reward, terminated, truncated, info = self.vector.step(action)
+            terminated = self._flags("terminated", terminated)
+            truncated = self._flags("truncated", truncated)
             # Steps led to these observations, except where the vector has reset already.
             final = obs = self.checked(obs, "step")
             if self.infos is not None:
@@ -164,6 +167,21 @@ class Environments(Keeping):
                 ) from error
             raise EnvError(f"{name} raised in step: {raised(error)}") from error
         return obs, reward, terminated, truncated, final
+
+    def _flags(self, name: str, flags: Array) -> Array:
+        """Return flags of all environments as the vector gave them, or as bools.
+
+        Raises:
+            EnvError: some are neither True nor False.
+        """
+        if flags.dtype.kind in "biu":
+            return flags
+        if not are_flags(flags):
+            raise EnvError(
+                f"{env_name(self.spec.env)} returned {flags} as {name} from step; for each "
+                f"environment {WANTED}"
+            )
+        return flags.astype(bool)
 
     def checked(self, obs: Any, verb: str) -> dict[str, Array]:
         """Return observations by the names of their fields, in the types that batches have.

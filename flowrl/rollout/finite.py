@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowrl.errors import EnvError
+from flowrl.errors import EnvError, step_of
 from flowrl.rl.spaces import ACTION_MASK, Spaces
 from flowrl.rollout.counters import Counters, Skipped
 
@@ -152,11 +152,6 @@ def not_finite_error(
     valid = data["valid"][:rows, env]
     step = int(counters.steps[env] + valid.sum() + found.skipped)
     episode_step = 0 if found.in_reset else _steps_of_episode(found, data, counters, skipped)
-    when = (
-        f"in a reset, after its step {step:,}"
-        if found.in_reset
-        else f"at its step {step:,} since it was made, {episode_step:,} of an episode"
-    )
     # A reward belongs to the row of its step, the last one; an observation to the row after it.
     index = rows - 1 if field == "reward" else rows
     # Of observations with several parts, the name of the field says which.
@@ -166,8 +161,9 @@ def not_finite_error(
     at = "the end" if at_end else f"step {index}"
     return EnvError(
         f"environment {place.within} of {place.name} gave {what} that is not finite, at {at} of "
-        f"the rollout: {value}, {when}; it is environment {place.number} over all runners, of a "
-        f"runner with the seed {seed}; fix it (a division by zero? an unbounded state?)",
+        f"the rollout: {value}, {step_of(step, episode_step)}; it is environment {place.number} "
+        f"over all runners, of a runner with the seed {seed}; fix it (a division by zero? an "
+        "unbounded state?)",
         what=place.name,
         within=place.within,
         field=field,

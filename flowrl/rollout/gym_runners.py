@@ -54,7 +54,7 @@ class GymRunners(PlayingRunners):
     lasting = (
         "requests", "_weights", "_pending_versions", "_statistics", "_restarts_in_a_row",
         "_rollouts_received", "_received_in_total", "_last_restart_reason", "_seconds_in_rounds",
-        "_seconds_idle",
+        "_seconds_idle", "_turns",
     )  # fmt: skip
     remade: ClassVar[tuple[str, ...]] = (
         "spec", "site", "spaces", "environments", "pool", "_pacing", "_local_chain",
@@ -81,6 +81,8 @@ class GymRunners(PlayingRunners):
         """By runner: restarts since its last result."""
         self._rollouts_received = [0] * spec.num_runners
         """By runner: rollouts that it returned."""
+        self._turns = [0] * spec.num_runners
+        """By runner: the steps for which it had acted by the last of them."""
         self._received_in_total = 0
         """Rollouts that all runners returned."""
         self._last_restart_reason = ""
@@ -134,8 +136,7 @@ class GymRunners(PlayingRunners):
         super().take(self.lasting_of(state))
         calls = []
         for runner, kept in enumerate(state["runners"]):
-            turn = self._rollouts_received[runner] * self.spec.rollout_length
-            verb, what = ("go_on", turn) if kept is None else ("take", kept)
+            verb, what = ("go_on", self._turns[runner]) if kept is None else ("take", kept)
             calls.append(self.pool.submit(runner, verb, what))
         for call in calls:
             call.result()
@@ -357,6 +358,7 @@ class GymRunners(PlayingRunners):
         """Count a rollout of a runner, which ends a series of restarts."""
         self._restarts_in_a_row[runner] = 0
         self._rollouts_received[runner] += 1
+        self._turns[runner] = sample.turn
         self._received_in_total += 1
         here().mark("received", f"{self.site.name}, {runner}")
 
@@ -383,14 +385,13 @@ class GymRunners(PlayingRunners):
         if because is None or self.pool.current(because):
             self._wait_before_restart(runner, error)
         lost += len(self.requests.replace(runner))
-        turn = self._rollouts_received[runner] * self.spec.rollout_length
         # No other thread may ask the new runner for anything before it gets weights again.
         with self._request_lock:
             self.pool.restart(runner, self.requests.restart_counts[runner], because)
             self._pending_versions[runner].clear()
             self._weights.forget_sent(runner)
             # The new runner explores on from where the old one was, through the same operators.
-            self.pool.submit(runner, "go_on", turn)
+            self.pool.submit(runner, "go_on", self._turns[runner])
             if self._local_chain is not None:
                 self.pool.submit(runner, "localize", self._local_chain)
         self._report_restart(runner, lost, error)

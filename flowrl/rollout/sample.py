@@ -45,10 +45,15 @@ class Episodes:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sample:
-    """A rollout and its episodes."""
+    """A rollout, its episodes, and the steps for which its runner has acted by its end.
+
+    These are counted by calls of the policy: more than a rollout has rows where columns wait for
+    others, or where agents take turns. A schedule of exploration goes by them.
+    """
 
     batch: Batch
     episodes: Episodes
+    turn: int = 0
 
 
 def numbers(runner: int, envs: int) -> Array:

@@ -40,6 +40,11 @@ class TeamSample:
     reset: int = 0
     """Environments that were reset because they could not be brought back."""
 
+    @property
+    def turn(self) -> int:
+        """The steps for which the runner has acted, as of `Sample`: those of all policies."""
+        return max(sample.turn for sample in self.by_policy.values())
+
 
 @dataclass(frozen=True)
 class TeamEvaluation:

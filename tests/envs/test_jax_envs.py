@@ -99,6 +99,10 @@ class Wrong(Corridor):
                 obs = jnp.zeros(2)
             case "reward":
                 reported[0] = reported[0][None]
+            case "flag":
+                reported[1] = jnp.float32(jnp.nan)
+            case "no flag":
+                reported[2] = None
             case "state":
                 state["age"] = state["age"] * 0.5
             case "tree":
@@ -119,7 +123,9 @@ class Wrong(Corridor):
             ),
         ),
         ("step's obs", r"Wrong returned an observation float32\[2\] from step, but its"),
-        ("reward", r"Wrong\.step returned a reward of shape \[1\]; it must be a single number"),
+        ("reward", r"Wrong\.step returned reward of shape \[1\]; it must be a single number"),
+        ("flag", r"Wrong\.step returned terminated of the type float32; it must be True or False"),
+        ("no flag", r"Wrong\.step returned None as truncated; it must be a single number"),
         (
             "state",
             (

@@ -1,10 +1,15 @@
 """What an environment returns against its spaces is an error that says which part and how."""
 
+import re
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import pytest
 
 import flowrl as fl
+from flowrl.envs.agents import AgentsInTurn, ParallelAgents
+from teams import TwoCartPoles
 
 ZEROS = np.zeros(2, np.float32)
 
@@ -15,13 +20,14 @@ class Returns(gym.Env):
     observation_space: gym.Space = gym.spaces.Discrete(4, start=1)
     action_space = gym.spaces.Discrete(2)
     first, obs, reward, info = 1, 4, 1.0, {}
+    terminated = truncated = False
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         return self.first, {}
 
     def step(self, action):
-        return self.obs, self.reward, False, False, self.info
+        return self.obs, self.reward, self.terminated, self.truncated, self.info
 
 
 def trained(**attributes):
@@ -80,6 +86,87 @@ def test_an_info_that_is_no_dict():
 def test_a_reward_that_is_no_number(reward):
     with pytest.raises(fl.errors.EnvError, match="as reward from step; it must be a number"):
         trained(reward=reward)
+
+
+FLAGS = ["terminated", "truncated"]
+NO_FLAGS = [(float("nan"), "nan"), (None, "None"), ("no", "'no'"), ([True, False], "a list")]
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize(("flag", "shown"), NO_FLAGS)
+def test_a_flag_that_is_neither_true_nor_false(name, flag, shown):
+    says = f"Broken returned {shown} as {name} from step; it must be True or False, .* its step 1 "
+    with pytest.raises(fl.errors.EnvError, match=says):
+        trained(**{name: flag})
+
+
+@pytest.mark.parametrize("flag", [np.True_, 1, 1.0, np.array([1])])
+def test_a_number_is_a_flag(flag):
+    assert trained(truncated=flag)[-1]["length_mean"] == 1
+
+
+class OfSeveral(TwoCartPoles):
+    name, flag = "", None
+
+    def step(self, actions):
+        obs, reward, terminated, truncated, info = super().step(actions)
+        {"terminated": terminated, "truncated": truncated}[self.name]["blue"] = self.flag
+        return obs, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize(("flag", "shown"), NO_FLAGS)
+def test_a_flag_of_an_agent_that_is_neither_true_nor_false(name, flag, shown):
+    env = ParallelAgents(type("Broken", (OfSeveral,), {"name": name, "flag": flag})())
+    env.reset(0)
+    says = f"agent blue got {re.escape(shown)} as {name} from step; it must be True or False"
+    with pytest.raises(fl.errors.EnvError, match=says):
+        env.step({"red": 0, "blue": 0})
+
+
+class InTurn:
+    """One agent, who got a flag that is none before its first turn."""
+
+    possible_agents = agents = ("red",)
+    agent_selection = "red"
+
+    def __init__(self, *flags):
+        self.flags = flags
+
+    def reset(self, seed=None):
+        pass
+
+    def last(self):
+        return 0, 0.0, *self.flags, {}
+
+
+@pytest.mark.parametrize(("flag", "shown"), NO_FLAGS)
+def test_a_flag_of_an_agent_in_turn_that_is_neither_true_nor_false(flag, shown):
+    for flags in ((flag, False), (False, flag)):
+        with pytest.raises(fl.errors.EnvError, match=f"agent red got {shown} as t"):
+            AgentsInTurn(InTurn(*flags)).reset()
+
+
+def vector_with(flags):
+    class Own(gym.vector.SyncVectorEnv):
+        def step(self, actions):
+            obs, reward, terminated, _, info = super().step(actions)
+            return obs, reward, terminated, np.array(flags), info
+
+    return Own([Returns, Returns])
+
+
+def test_flags_of_a_vector_that_are_neither_true_nor_false():
+    def sampled(flags):
+        policy = fl.Policy(fl.networks.MLP, hidden=(4,))
+        env = partial(vector_with, flags)
+        runners = fl.Runners(env, policy, envs_per_runner=2, rollout_length=4).open()
+        return runners.collect()
+
+    assert sampled([0.0, 1.0])["truncated"].any(axis=0).tolist() == [False, True]
+    for flags in ([0.0, np.nan], [None, False], ["no", "yes"]):
+        with pytest.raises(fl.errors.EnvError, match="as truncated from step; for each env"):
+            sampled(flags)
 
 
 @pytest.mark.parametrize("name", ["observation_space", "action_space"])

@@ -195,7 +195,8 @@ class FakeRunner:
         }
         self.turn += self.spec.rollout_length
         steps = envs * self.spec.rollout_length
-        return Sample(Batch(self.sim.case.data, columns), Episodes(steps, np.ones(1), np.ones(1)))
+        episodes = Episodes(steps, np.ones(1), np.ones(1))
+        return Sample(Batch(self.sim.case.data, columns), episodes, self.turn)
 
 
 def canned(spec: Any, chain: Any) -> tuple[dict[str, Any], dict[str, Any]]:

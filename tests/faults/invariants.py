@@ -180,8 +180,9 @@ ROW = (the_audit_closes,)
 
 def rollouts_are_taken_in_order(sim: Any, batch: Batch) -> None:
     """A rollout is taken once; those of one runner have versions that never go back."""
-    for rollout, runner, version in zip(
-        *(batch.columns[name].tolist() for name in ("rollout", "producer", "version")), strict=True
+    names = ("rollout", "producer", "version", "first")
+    for rollout, runner, version, first in zip(
+        *(batch.columns[name].tolist() for name in names), strict=True
     ):
         if rollout in sim.accepted:
             sim.found("rollouts_are_taken_in_order", f"rollout {rollout} was taken twice")
@@ -191,6 +192,7 @@ def rollouts_are_taken_in_order(sim: Any, batch: Batch) -> None:
         sim.accepted.setdefault(rollout, len(sim.accepted))
         sim.accepted_versions[runner] = version
         sim.results[runner] += 1
+        sim.turns[runner] = first + sim.case.graph.resources["runners"].rollout_length
 
 
 def lag_keeps_its_bound(sim: Any, batch: Batch) -> None:

@@ -73,7 +73,11 @@ FAULTS = {
         "ppo", GymRunners, "_report_restart", "lost_requests=lost", "lost_requests=0"
     ),
     "a restarted runner is not said where the old one was": Planted(
-        "ppo", GymRunners, "_restart", 'self.pool.submit(runner, "go_on", turn)', "pass"
+        "ppo",
+        GymRunners,
+        "_restart",
+        'self.pool.submit(runner, "go_on", self._turns[runner])',
+        "pass",
     ),
     "a restarted runner lacks its operators": Planted(
         "apex", GymRunners, "_restart", "self._local_chain is not None", "False"

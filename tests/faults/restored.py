@@ -85,7 +85,7 @@ class Restored:
         sim = self.sim
         again = type(sim)(sim.case, sim.seed, calm=True)
         again.restored = True
-        for name in ("accepted", "trained", "accepted_versions", "selected", "results"):
+        for name in ("accepted", "trained", "accepted_versions", "selected", "results", "turns"):
             setattr(again, name, getattr(sim, name).copy())
         for name in ("updates", "rollouts", "last_out", "first_update"):
             setattr(again, name, getattr(sim, name))

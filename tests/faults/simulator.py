@@ -107,6 +107,8 @@ class Simulation:
         count = case.graph.resources["runners"].num_runners
         self.accepted_versions, self.selected = [-1] * count, [-1] * count
         self.results = [0] * count
+        self.turns = [0] * count
+        """By runner: the steps for which it had acted by its last result."""
         """By runner: the rollouts that were taken."""
         self.weights_by_version: dict[int, Any] = {}
         self._draw_profile(count)
@@ -268,7 +270,7 @@ class Simulation:
 
     def check_turn(self, index: int, turn: int) -> None:
         """A restarted runner goes on from where the old one was."""
-        steps = self.results[index] * self.case.graph.resources["runners"].rollout_length
+        steps = self.turns[index]
         if turn != steps:
             self.found("a_restarted_runner_goes_on", f"runner {index} from {turn}, not {steps}")
 

@@ -352,6 +352,7 @@ def test_a_mistake_in_a_verb_is_reported(build, message):
 BAD_SETTINGS = [
     ("train", 3, "g.train: say which setting of it: train.epochs"),
     ("train.epoch", 3, "g.train: unknown setting 'epoch'; did you mean 'epochs'"),
+    ("epochs", 3, "g: unknown node or resource 'epochs'; did you mean train.epochs? Known: run"),
     ("tran.epochs", 3, "g: unknown node or resource 'tran'; did you mean 'train'"),
     ("lerner.loss", 3, "g: unknown node or resource 'lerner'; did you mean 'learner'"),
     ("train.epochs", "3", "g.train.epochs: takes a whole number, got '3'"),

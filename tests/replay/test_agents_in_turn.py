@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
+from flowrl.core.workers import Failed
 from flowrl.envs.agents import Agents, End, Turn
 from flowrl.graph.site import HereSite, Place
 from flowrl.rl.policies import network
@@ -136,6 +137,29 @@ def test_what_gaps_between_rollouts_would_spoil_is_refused(env):
     fl.r2d2(env, rollout_length=30).compile()
     with pytest.raises(fl.errors.CheckError, match="set normalize_rewards of the runners"):
         fl.dqn(env, normalize_rewards=True).compile()
+
+
+def test_a_runner_that_is_restarted_explores_on_from_where_the_old_one_was(monkeypatch):
+    handle = fl.Runners(InTurn, POLICY, envs_per_runner=2, rollout_length=25).open()
+    for _ in range(3):
+        handle.collect()
+    (old,) = handle.pool.objects
+    (turn,) = [part.turn for part in old.parts.values()]
+    # Each agent acts in every second step.
+    assert turn > 3 * 25
+    submit, failures = handle.pool.submit, [fl.errors.RunError("gone")]
+    begun = []
+
+    def submit_once_failing(runner, verb, *args):
+        if verb == "sample" and failures:
+            return Failed(failures.pop())
+        begun.extend(args if verb == "go_on" else ())
+        return submit(runner, verb, *args)
+
+    monkeypatch.setattr(handle.pool, "submit", submit_once_failing)
+    handle.collect()
+    handle.close()
+    assert handle.pool.objects != [old] and begun == [turn]
 
 
 @pytest.mark.parametrize("env", [InTurn, InTurnInJax])

@@ -333,6 +333,10 @@ BAD = {
         {"step": changed(2, "red", jnp.zeros(2))},
         "Several.step returned reward of shape [2] for agent red; it must be a single number",
     ),
+    "a flag that may be NaN": (
+        {"step": changed(3, "red", jnp.float32(0))},
+        "Several.step returned terminated of the type float32 for agent red; it must be True or F",
+    ),
     "four values of reset": (
         {"reset": lambda found: [*found, 0]},
         "Several.reset must return (state, obs, acts)",

@@ -6,6 +6,7 @@ And what happens when an environment goes wrong.
 import sys
 import threading
 import warnings
+from functools import partial
 
 import gymnasium as gym
 import jax
@@ -17,6 +18,7 @@ import flowrl as fl
 from environments import Clockwork
 from flowrl.core.events import Tap, Warned
 from flowrl.core.workers import Failed, HereWorkers
+from flowrl.envs.bringing_back import bring_back, kept_environments
 from flowrl.envs.gym_envs import make_vector
 from flowrl.graph import trace
 from flowrl.graph.site import Place
@@ -353,6 +355,32 @@ def test_a_fault_names_runner_environment_and_cause(how, says):
         )  # gymnasium's own arithmetic on the planted NaN
         with pytest.raises(fl.errors.EnvError, match=says.replace("of faulty", r"of .*faulty")):
             sampled(faulty, 2)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        # Its episodes have 4 steps.
+        ("raise", "at its step 7 since it was made, 3 of an episode"),
+        ("shape", "at its step 7 since it was made, 3 of an episode"),
+        ("four values", "at its step 7 since it was made, 3 of an episode"),
+        ("raise in reset", "in a reset, after its step 8"),
+    ],
+)
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_fault_says_at_which_step_it_came(how, says, resumed):
+    made = make_vector(partial(environments.Faulty, 7, how), 1, (), {})
+    made.reset(seed=0)
+    action = np.zeros(1, int)
+    for _ in range(6):  # the fifth is a reset
+        made.step(action)
+    if resumed:
+        again = make_vector(partial(environments.Faulty, 7, how), 1, (), {})
+        assert not bring_back(again, kept_environments(made), 0, lambda env, obs: None).any()
+        made = again
+    with pytest.raises(fl.errors.EnvError, match=f"{says}$"):
+        for _ in range(4):
+            made.step(action)
 
 
 def test_an_unknown_environment_gives_the_nearest():
