@@ -205,18 +205,16 @@ class Spaces:
             ContractError: a part is missing, has another shape than the space, or holds what is no
                 finite number or none of its choices.
         """
-        wanted = f"act takes an observation of {self.obs}, or several of them"
         try:
             found = {part.name: np.asarray(part.of(obs)) for part in self.parts}
         except (KeyError, IndexError, TypeError, ValueError):
-            raise ContractError(f"{wanted}; got {a(obs)}") from None
-        for part in self.parts:
-            # Floats that NumPy does not know, such as bfloat16, are of the kind V.
-            if (dtype := found[part.name].dtype).kind not in "biufV":
-                raise ContractError(f"{wanted}; got {a(obs)}, values{part.label} of type {dtype}")
+            raise self._not_taken(a(obs)) from None
         single = all(found[part.name].shape == part.shape for part in self.parts)
         for part in self.parts:
             x = found[part.name]
+            # Floats that NumPy does not know, such as bfloat16, are of the kind V.
+            if x.dtype.kind not in "biufV":
+                raise self._not_taken(f"{a(obs)}, values{part.label} of type {x.dtype}")
             count = x.shape[:1] if not single else ()
             if x.shape != (*count, *part.shape) or count == (0,):
                 raise ContractError(
@@ -224,10 +222,15 @@ class Spaces:
                     f"got {list(x.shape)}{part.label}"
                 )
             if wrong := part.not_taken(x):
-                raise ContractError(f"{wanted}; got {wrong}")
+                raise self._not_taken(wrong)
         given = self.arrays(obs)
         # One observation is a batch of one.
         return {name: x[None] if single else x for name, x in given.items()}, single
+
+    def _not_taken(self, got: str) -> ContractError:
+        return ContractError(
+            f"act takes an observation of {self.obs}, or several of them; got {got}"
+        )
 
     def cast(self, obs: Any) -> Any:
         """Return observations of an environment in JAX in the types that batches have."""
