@@ -48,6 +48,16 @@ def test_every_instant_is_of_one_kind(monkeypatch):
         assert by_kind(clock.read()) == within | {"outside": 10}
 
 
+def test_what_a_clock_did_not_count_of_its_start_is_counted_once(monkeypatch):
+    now = [100]
+    monkeypatch.setattr("flowrl.core.clock.perf_counter", lambda: now[0])
+    clock = Clock("waiting")
+    now[0] = 130
+    clock.started(90)
+    now[0] = 135
+    assert by_kind(clock.read()) == {"start": 40, "waiting": 5}
+
+
 def test_the_seconds_of_rows_hold_the_start_of_what_the_runtime_needs():
     class Late:
         """A runtime in this process that starts something first, as Ray is started."""
