@@ -9,7 +9,7 @@ PEERS := .venv-peers/.ready
 RLLIB := .venv-rllib/.ready
 SBX := .venv-sbx/.ready
 
-.PHONY: help run test system faults check format docs dist learn bench pictures lock clean
+.PHONY: help run test system faults check format docs dist learn bench since pictures lock clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -74,6 +74,10 @@ bench: $(DEV) $(PEERS) $(RLLIB) $(SBX) ## measure beside hand-written loops and 
 	$(BIN)/python bench/threads.py
 	$(BIN)/python bench/evolution.py
 	$(BIN)/python bench/offline.py
+
+COMMIT ?= HEAD~10
+since: $(DEV) ## measure in turn with an earlier COMMIT=... and write docs/benchmarks/since.md
+	$(BIN)/python bench/since.py $(COMMIT)
 
 pictures: $(DEV) ## draw the pictures of README.md and the documentation again
 	$(BIN)/python bench/pictures.py
