@@ -368,6 +368,8 @@ COLUMNS = (
     "length_mean", "seconds", "steps_per_second", "lag_mean", "lag_max", "loss",
 )  # fmt: skip
 """The keys that every Row has, in every runtime."""
+LOSS_PART = "loss/"
+"""What the names of a loss's parts begin with."""
 
 
 class Row(Mapping[str, float]):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.core.finite import finite_along
-from flowrl.core.items import COLUMNS
+from flowrl.core.items import COLUMNS, LOSS_PART
 from flowrl.errors import ContractError
 
 Array = Any
@@ -25,7 +25,8 @@ SMALL = 16_384
 def means(metrics: Array, names: list[str]) -> tuple[dict[str, Array], Array]:
     """Return the mean of each metric over the gradient steps that were applied, and their number.
 
-    If none was applied, the metrics are those of the first, for which the update stopped.
+    If none was applied, the metrics are those of the first, for which the update stopped. A part of
+    the loss is NaN in steps in which its group of parameters rested: they are left out.
 
     Args:
         metrics: of every gradient step, ``[gradient steps, len(names)]``.
@@ -34,9 +35,13 @@ def means(metrics: Array, names: list[str]) -> tuple[dict[str, Array], Array]:
     applied = metrics[:, -1:]
     gradient_steps = jnp.sum(applied)
     counted = applied.at[0].set(jnp.where(gradient_steps > 0, applied[0], 1.0))
-    share = counted / jnp.maximum(gradient_steps, 1)
+    parts = jnp.array([name.startswith(LOSS_PART) for name in names])
+    counted = jnp.where(parts & jnp.isnan(metrics), 0.0, counted)
+    number = jnp.sum(counted, axis=0)
     # A step that does not count may have metrics that are NaN, which a share of 0 would keep.
+    share = counted / jnp.maximum(number, 1)
     means = jnp.sum(jnp.where(counted > 0, metrics, 0.0) * share, axis=0)
+    means = jnp.where(number > 0, means, jnp.nan)
     return dict(zip(names[:-1], means, strict=False)), gradient_steps
 
 

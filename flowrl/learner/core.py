@@ -393,7 +393,7 @@ class Core:
         state of the optimiser says which parameters are due: all of them where it is empty.
         """
 
-        def loss_of(params: dict[str, Array]) -> Any:
+        def loss_of(params: dict[str, Array], resting: frozenset[str] = frozenset()) -> Any:
             rest = weights.rest
             calls = count()
 
@@ -411,7 +411,7 @@ class Core:
                     return dist, value
 
             loss, metrics = call_loss(
-                self.loss, policy, params, {**with_trees(batch, *OBSERVED), **loss_inputs}
+                self.loss, policy, params, {**with_trees(batch, *OBSERVED), **loss_inputs}, resting
             )
             return loss, (metrics, rest)
 

@@ -72,8 +72,8 @@ class TD3Loss(Loss):
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
-    ) -> tuple[Array, Metrics]:
-        """Return the loss and its metrics."""
+    ) -> tuple[dict[str, Array], Metrics]:
+        """Return the losses of critics and actor, and the metrics."""
         valid = batch["valid"]
         target = self._target(policy, batch)
         error = policy(params, batch["obs"], batch["action"], method="critic") - target
@@ -83,9 +83,7 @@ class TD3Loss(Loss):
         fixed = jax.lax.stop_gradient(params)
         action = policy(params, batch["obs"])[0].mode()
         actor_loss = -mean(policy(fixed, batch["obs"], action, method="critic")[0], valid)
-        return critic_loss + actor_loss, {
-            "loss/critic": critic_loss,
-            "loss/actor": actor_loss,
+        return {"critic": critic_loss, "actor": actor_loss}, {
             "q_mean": mean(target, valid),
             "td_error": mean(jnp.abs(error).mean(0), valid),
             "priority": jnp.abs(error).mean(0),

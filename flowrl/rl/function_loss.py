@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
+from flowrl.core.items import LOSS_PART
 from flowrl.errors import ContractError, SettingError
 from flowrl.rl.losses import Array, Bound, Loss, Metrics
 
@@ -33,9 +36,16 @@ class FunctionLoss(Loss):
 
 
 def call_loss(
-    loss: Loss, policy: Bound, params: Any, batch: Mapping[str, Array]
+    loss: Loss,
+    policy: Bound,
+    params: Any,
+    batch: Mapping[str, Array],
+    resting: Collection[str] = (),
 ) -> tuple[Array, Metrics]:
     """Return what a loss returns of a batch, once it is known to have the right form.
+
+    The parts of a loss that returns a mapping are added up and reported, such as ``loss/actor``.
+    Those of groups of parameters that rest are left out, and reported as NaN.
 
     Raises:
         ContractError: the batch lacks a field that the loss reads, or the loss returned something
@@ -50,11 +60,20 @@ def call_loss(
             f"a loss returns (scalar, dict of scalars), but {name} returned {_description(result)}"
         )
     value, metrics = result
-    if jnp.shape(value):
-        raise ContractError(
-            f"a loss is a scalar, but {name} returned shape {jnp.shape(value)}; take the mean over "
-            "the valid rows (fl.losses.masked_mean)"
-        )
+    parts = value if isinstance(value, Mapping) else {"": value}
+    for group, part in parts.items():
+        if jnp.shape(part):
+            of = f" for {group}" if group else ""
+            raise ContractError(
+                f"a loss is a scalar, but {name} returned shape {jnp.shape(part)}{of}; take the "
+                "mean over the valid rows (fl.losses.masked_mean)"
+            )
+    if isinstance(value, Mapping):
+        metrics = {
+            LOSS_PART + g: jnp.nan if g in resting else x for g, x in value.items()
+        } | metrics
+        due = [x for group, x in value.items() if group not in resting]
+        value = reduce(operator.add, due) if due else jnp.float32(0)
     for metric, x in metrics.items():
         if metric != "priority" and jnp.shape(x):
             raise ContractError(

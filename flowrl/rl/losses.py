@@ -127,10 +127,14 @@ class Loss(Settings, ABC):
     @abstractmethod
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
-    ) -> tuple[Array, Metrics]:
+    ) -> tuple[Array | Mapping[str, Array], Metrics]:
         """Return the scalar to minimise and the scalars to report.
 
         All are means over the valid rows: devices that share a minibatch average theirs.
+
+        In place of one scalar it may return one for each group of parameters, by its name, which
+        trains this group alone. Their sum is the loss, they are reported as ``loss/`` and the
+        name, and what belongs to a group that rests (see `Optimizers`) is not computed.
         """
 
 

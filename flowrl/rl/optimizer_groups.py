@@ -175,7 +175,7 @@ class Optimizers(Spec, Composed):
 
     def gradients(
         self,
-        loss: Callable[[Params], Any],
+        loss: Callable[[Params, frozenset[str]], Any],
         params: Params,
         state: GroupsState,
         members: Mapping[str, list[str]],
@@ -183,7 +183,8 @@ class Optimizers(Spec, Composed):
         """Return ``((loss, aux), gradients)``, where the gradients of what is not due are 0.
 
         Args:
-            loss: returns ``(loss, aux)`` of the parameters.
+            loss: returns ``(loss, aux)`` of the parameters and of the names of the groups that
+                rest.
             params: the parameters by name.
             state: of the optimisers.
             members: the parameters of each group.
@@ -201,7 +202,7 @@ class Optimizers(Spec, Composed):
                 def of_moving(moving: Params) -> Any:
                     # The order of the names is that of the whole, as the network takes them.
                     both = {**held, **moving}
-                    return loss({name: both[name] for name in params})
+                    return loss({name: both[name] for name in params}, resting)
 
                 value, gradients = jax.value_and_grad(of_moving, has_aux=True)(moving)
                 zeros = {name: jnp.zeros_like(x) for name, x in held.items()}

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from flowrl.core.broken import Broken
-from flowrl.core.items import Row, Tally, Trained
+from flowrl.core.items import LOSS_PART, Row, Tally, Trained
 from flowrl.core.keeping import Keeping
 from flowrl.core.metrics import summed
 from flowrl.errors import EnvError, NotFiniteError
@@ -182,11 +182,17 @@ def _named_metrics(update: Trained) -> dict[str, float]:
 
 
 def _means(updates: list[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over the updates that have it."""
+    """Return the mean of each metric over the updates that have it.
+
+    A part of the loss is NaN in an update in which its group of parameters rested.
+    """
     metrics: dict[str, float] = {}
     # The names of all updates, each once, in the order in which they first occur.
     for name in dict.fromkeys(name for update in updates for name in update):
-        metrics[name] = fmean(update[name] for update in updates if name in update)
+        values = [update[name] for update in updates if name in update]
+        if name.startswith(LOSS_PART):
+            values = [x for x in values if not math.isnan(x)] or [math.nan]
+        metrics[name] = fmean(values)
     # The checks and the totals use these two; their means would say nothing.
     for name in ("bad", "gradient_steps"):
         metrics.pop(name, None)

@@ -15,6 +15,7 @@ from flowrl.core.arguments import Values, substituted, with_arguments
 from flowrl.graph.values import from_text, to_text
 from flowrl.learner.core import core_of
 from flowrl.rl.distributions import TanhGaussian
+from flowrl.rl.function_loss import call_loss
 from flowrl.rl.spaces import Spaces
 
 N, WIDTH, CRITICS = 12, 2, 3
@@ -53,7 +54,7 @@ def example(seed=0):
 @pytest.mark.parametrize(("noise", "most"), [(0.2, 0.5), (1.5, 0.1), (0.0, 0.5)])
 def test_the_loss_is_what_a_loop_over_rows_finds(noise, most):
     params, b = example()
-    loss, metrics = fl.losses.TD3Loss(noise, most)(policy, params, b)
+    losses, metrics = fl.losses.TD3Loss(noise, most)(policy, params, b)
     judge = lambda p, obs, a: np.array(
         [obs @ w + a @ v for w, v in zip(p["w"], p["v"], strict=False)]
     )
@@ -69,22 +70,22 @@ def test_the_loss_is_what_a_loop_over_rows_finds(noise, most):
         critic += b["weight"][i] * (error**2).sum()
         actor -= judge(params, b["obs"][i], np.tanh(b["obs"][i] @ params["actor"]))[0]
     n = b["valid"].sum()
-    np.testing.assert_allclose(metrics["loss/critic"], critic / n, rtol=1e-4)
-    np.testing.assert_allclose(metrics["loss/actor"], actor / n, rtol=1e-4)
-    np.testing.assert_allclose(loss, (critic + actor) / n, rtol=1e-4)
+    assert list(losses) == ["critic", "actor"]
+    np.testing.assert_allclose(losses["critic"], critic / n, rtol=1e-4)
+    np.testing.assert_allclose(losses["actor"], actor / n, rtol=1e-4)
 
 
 def test_the_actor_trains_no_critic_and_the_critics_train_no_actor():
     params, b = example()
-    whole = jax.grad(lambda p: fl.losses.TD3Loss()(policy, p, b)[0])(params)
+    whole = jax.grad(lambda p: call_loss(fl.losses.TD3Loss(), policy, p, b)[0])(params)
     part = {
-        name: jax.grad(lambda p, name=name: fl.losses.TD3Loss()(policy, p, b)[1][name])(params)
-        for name in ("loss/critic", "loss/actor")
+        name: jax.grad(lambda p, name=name: fl.losses.TD3Loss()(policy, p, b)[0][name])(params)
+        for name in ("critic", "actor")
     }
-    np.testing.assert_allclose(whole["w"], part["loss/critic"]["w"], rtol=1e-5)
-    np.testing.assert_allclose(whole["actor"], part["loss/actor"]["actor"], rtol=1e-5)
-    assert part["loss/actor"]["actor"].any() and not part["loss/actor"]["w"].any()
-    assert part["loss/critic"]["w"].any() and not part["loss/critic"]["actor"].any()
+    np.testing.assert_allclose(whole["w"], part["critic"]["w"], rtol=1e-5)
+    np.testing.assert_allclose(whole["actor"], part["actor"]["actor"], rtol=1e-5)
+    assert part["actor"]["actor"].any() and not part["actor"]["w"].any()
+    assert part["critic"]["w"].any() and not part["critic"]["actor"].any()
 
 
 # -- the optimisers of groups
@@ -187,6 +188,87 @@ def test_what_is_not_due_computes_no_gradient():
     both, critics = counts
     assert critics < both
     assert not [count for count in multiplications({}) if max(count)]
+
+
+RESTS = fl.Optimizers(actor=fl.SGD(0.1), critic=fl.SGD(0.1), every={"actor": 2})
+
+
+class Sum(fl.losses.TD3Loss):
+    """The same loss as one number, which no group can leave out."""
+
+    def __call__(self, policy, params, batch):
+        parts, metrics = super().__call__(policy, params, batch)
+        return parts["critic"] + parts["actor"], metrics
+
+
+class Unending(fl.losses.TD3Loss):
+    """A loss whose part for the actor is not finite."""
+
+    def __call__(self, policy, params, batch):
+        parts, metrics = super().__call__(policy, params, batch)
+        return parts | {"actor": parts["actor"] / 0}, metrics
+
+
+def test_the_part_of_a_group_that_rests_is_not_computed():
+    def products(loss):
+        core = core_of(POLICY, SPACES, loss, RESTS)
+        state = core.init(jax.random.key(0))
+        update = lambda s: core.update(s["weights"], s, batch_of(), {}, epochs=1, minibatch_size=16)
+        return jax.jit(lambda s: update(s)[0]).lower(state).compile().as_text().count(" dot(")
+
+    # The actor's three layers and one critic's; of a loss that is one number they are in both.
+    assert products(fl.losses.TD3Loss()) <= products(Sum()) - 4
+
+
+def test_a_loss_that_is_not_finite_counts_where_its_group_is_due():
+    core = core_of(POLICY, SPACES, Unending(), RESTS)
+    state, bad = core.init(jax.random.key(0)), []
+    for _ in range(2):
+        how = {"epochs": 1, "minibatch_size": 16}
+        state, metrics, _ = core.update(state["weights"], state, batch_of(), {}, **how)
+        found = dict(zip(metrics.names, metrics.values, strict=True))
+        bad.append(bool(found["bad"]))
+    assert bad == [False, True]
+
+
+def test_a_part_of_the_loss_is_its_mean_over_the_steps_in_which_its_group_is_due():
+    def found(steps, **how):
+        core = core_of(POLICY, SPACES, fl.losses.TD3Loss(), RESTS)
+        state, rows = core.init(jax.random.key(0)), []
+        for step in range(steps):
+            data = {k: x[:, 4 * step :][:, : how["rows"]] for k, x in batch_of().items()}
+            state, metrics, _ = core.update(
+                state["weights"], state, data, {}, epochs=1, minibatch_size=4, shuffle=False
+            )
+            rows.append(dict(zip(metrics.names, np.asarray(metrics.values), strict=True)))
+        return rows
+
+    alone, (whole,) = found(4, rows=4), found(1, rows=16)
+    assert [np.isnan(row["loss/actor"]) for row in alone] == [True, False, True, False]
+    actor = [row["loss/actor"] for row in alone][1::2]
+    critic = [row["loss/critic"] for row in alone]
+    # The noise of target actions is drawn by the update, so the critics' losses differ by it.
+    assert np.isfinite(critic).all() and np.isfinite(whole["loss/critic"])
+    np.testing.assert_allclose(whole["loss/actor"], np.mean(actor), rtol=0.05)
+    total = whole["loss/critic"] + whole["loss/actor"] / 2
+    np.testing.assert_allclose(whole["loss"], total, rtol=1e-5)
+
+
+@pytest.mark.parametrize("runtime", ["local", "xla"])
+def test_rows_show_the_losses_of_what_was_due(runtime):
+    env = "Pendulum-v1" if runtime == "local" else "gymnax:Pendulum-v1"
+    small = {"envs_per_runner": 1, "rollout_length": 4, "learning_starts": 16, "batch_size": 8}
+    graph = fl.td3(env, **small, updates_per_step=0.25, hidden=(8,), report_every=1)
+    with fl.run(graph, runtime=runtime) as run:
+        rows = [row for row in itertools.islice(run, 12) if row["updates"]]
+    for row in rows:
+        assert np.isnan(row["loss/actor"]) == (row["updates"] % 2 == 1)
+        due = 0.0 if np.isnan(row["loss/actor"]) else row["loss/actor"]
+        np.testing.assert_allclose(row["loss"], row["loss/critic"] + due, rtol=1e-4)
+    with fl.run(graph.set("report.every", 4), runtime=runtime) as run:
+        row = next(row for row in run if row["updates"] >= 4)
+    assert np.isfinite(row["loss/actor"])
+    np.testing.assert_allclose(row["loss"], row["loss/critic"] + row["loss/actor"] / 2, rtol=1e-4)
 
 
 def test_groups_print_compare_and_have_addresses():
