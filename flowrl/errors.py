@@ -185,6 +185,23 @@ def step_of(step: int, in_episode: int) -> str:
     return f"at its step {step:,} since it was made, {in_episode:,} of an episode"
 
 
+def no_file(path: str | Path) -> str:
+    """Return the message for a file that is not there, with the nearest one or where it was sought.
+
+    >>> no_file("/none/graph.py")
+    'there is no file /none/graph.py; is its path right?'
+    """
+    missing = Path(path)
+    folder = missing.parent if missing.parent.is_dir() else Path()
+    names = [file.name for file in folder.glob(f"*{missing.suffix}")] if missing.suffix else []
+    near = difflib.get_close_matches(missing.name, names, n=1)
+    if near:
+        return f"there is no file {path}; did you mean {folder / near[0]}?"
+    if missing.is_absolute():
+        return f"there is no file {path}; is its path right?"
+    return f"there is no file {path}; its path begins in the folder where you are, {Path.cwd()}"
+
+
 def described(error: BaseException) -> str:
     """Return an error as one message, as the command line prints it."""
     kind = "" if isinstance(error, FlowrlError) else f"{type(error).__name__}: "

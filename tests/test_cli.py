@@ -522,7 +522,8 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         ),
         (["run", "ppo", "--steps", "-5"], "must be a whole number of at least 1, got -5"),
         (["run", "ppo", "--runtime", "cloud"], "unknown runtime 'cloud'. Known: local, ray, xla"),
-        (["plan", "nothere.py:f"], "there is no file nothere.py"),
+        (["plan", "nothere.py:f"], "there is no file nothere.py; its path begins in the folder"),
+        (["plan", "/none/graph.py:f"], "no file /none/graph.py; is its path right?"),
         (["plan", "no.such.module:f"], "can't load 'no.such.module:f'"),
         (["plan", "none/graph.txt"], "there is no file none/graph.txt"),
         (
@@ -638,13 +639,25 @@ def test_a_setting_that_changes_nothing_is_named(capsys):
         ),
         ("eval here --bogus", "eval: unknown option --bogus."),
         ("run ppo --steps 5k", "run: --steps: must be a whole number of at least 1, got 5k."),
-        ("run ppo two", "run: unexpected 'two'."),
+        (
+            "run ppo Acrobot-v1",
+            "run: unexpected 'Acrobot-v1'; an environment is given as --env Acrobot-v1.",
+        ),
+        ("run ppo lr=3", "run: unexpected 'lr=3'; a setting is given as --set lr=3."),
+        ("explain here there", "explain: unexpected 'there'."),
         ("run", "run: the following arguments are required: GRAPH."),
     ],
 )
 def test_a_mistyped_option_is_one_line_that_names_the_way_out(flowrl, words, says):
     command = words.split()[0]
     assert flowrl(*words.split()) == (2, "", f"flowrl {says} See flowrl {command} --help\n")
+
+
+def test_a_missing_file_is_reported_with_the_one_that_is_there(flowrl, tmp_path):
+    (tmp_path / "crossq.py").touch()
+    status, _, err = flowrl("plan", f"{tmp_path}/crosq.py:crossq")
+    assert status == 2
+    assert f"no file {tmp_path}/crosq.py; did you mean {tmp_path}/crossq.py?" in err
 
 
 def test_without_a_command_all_are_listed_and_version_is_one_line(flowrl):

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from flowrl.errors import SaveError, a
+from flowrl.errors import SaveError, a, no_file
 
 
 class _Dumper(yaml.SafeDumper):
@@ -113,7 +113,7 @@ def read(path: Path) -> dict[Any, Any]:
         else:
             data = yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a SafeLoader
     except FileNotFoundError:
-        raise SaveError(f"there is no file {path}") from None
+        raise SaveError(no_file(path)) from None
     except OSError as error:
         raise SaveError(f"{path} can't be read: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:

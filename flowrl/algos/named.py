@@ -26,7 +26,7 @@ from flowrl.core.texts import plural
 from flowrl.envs.agents import PETTINGZOO
 from flowrl.envs.gym_envs import Make, env_name
 from flowrl.envs.prefixes import ADAPTERS
-from flowrl.errors import GraphError, SettingError, a, unknown
+from flowrl.errors import GraphError, SettingError, a, no_file, unknown
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
 
@@ -107,7 +107,7 @@ def _saved(name: str, allow: Collection[str]) -> Source:
     """Return the source of a graph that was saved as a text, by its file or its directory."""
     path = Path(name) if name.endswith(".txt") else Path(name) / "graph.txt"
     if not path.is_file():
-        raise GraphError(f"there is no file {name}")
+        raise GraphError(no_file(name))
     graph = Graph.from_text(path.read_text(encoding="utf-8"), allow=allow, source=name)
     return _finished(graph.name, graph)
 
@@ -204,7 +204,7 @@ def file_module(path: str) -> Any:
     """
     file = Path(path).resolve()
     if not file.is_file():
-        raise GraphError(f"there is no file {path}")
+        raise GraphError(no_file(path))
     name = file.stem
     if "." in name:
         better = f"{name.replace('.', '_').strip('_') or 'graph'}.py"

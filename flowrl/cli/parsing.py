@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
         """Return what is wrong with words that no argument takes."""
         option = next((word for word in rest if word.startswith("-")), None)
         if option is None:
-            return f"unexpected {' '.join(rest)!r}"
+            return f"unexpected {' '.join(rest)!r}{self._given_as(rest[0])}"
         option = option.partition("=")[0]
         known = [name for action in self._actions for name in action.option_strings]
         meant = next((x for x in MEANT.get(option, ()) if x.partition(" ")[0] in known), "")
@@ -64,6 +64,13 @@ class Parser(argparse.ArgumentParser):
         if "--set" in known:
             return f"unknown option {option}; a setting is given as --set NAME=VALUE"
         return f"unknown option {option}"
+
+    def _given_as(self, word: str) -> str:
+        """Return how a command takes a word that stands alone, such as an environment's id."""
+        known = [name for action in self._actions for name in action.option_strings]
+        if "=" in word:
+            return f"; a setting is given as --set {word}" if "--set" in known else ""
+        return f"; an environment is given as --env {word}" if "--env" in known else ""
 
     def error(self, message: str) -> NoReturn:
         """Print an error in one line, and exit with status 2."""

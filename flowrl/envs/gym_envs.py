@@ -97,7 +97,7 @@ class Guard(Retraced):
     def _failed(self, text: str) -> EnvError:
         in_episode = self.steps - self.before_episode
         return EnvError(
-            f"{text}, {step_of(self.steps, in_episode)}",
+            f"{text}; it happened {step_of(self.steps, in_episode)}",
             what=self.name,
             within=self.index,
             step=self.steps,

@@ -276,7 +276,7 @@ class AgentsVector(Keeping):
         step = int(self.steps[i])
         in_episode = step - int(self.before_episode[i])
         return EnvError(
-            f"environment {i} of {self.name}{text}, {step_of(step, in_episode)}",
+            f"environment {i} of {self.name}{text}; it happened {step_of(step, in_episode)}",
             what=self.name,
             within=i,
             step=step,

@@ -269,7 +269,7 @@ class Broken(TwoCartPoles):
         (Late, "of Late gave a reward of 1 to agent "),
         (Leaves, "environment 0 of Leaves: agent blue left before its episode ended"),
         (Broken, "environment 0 of Broken raised in step({'red': "),
-        (Broken, "), at its step 1 since it was made, 1 of an episode"),
+        (Broken, "); it happened at its step 1 since it was made, 1 of an episode"),
     ],
 )
 def test_what_an_environment_does_wrong_is_reported_with_its_agent(env, text):

@@ -361,10 +361,10 @@ def test_a_fault_names_runner_environment_and_cause(how, says):
     ("how", "says"),
     [
         # Its episodes have 4 steps.
-        ("raise", "at its step 7 since it was made, 3 of an episode"),
-        ("shape", "at its step 7 since it was made, 3 of an episode"),
-        ("four values", "at its step 7 since it was made, 3 of an episode"),
-        ("raise in reset", "in a reset, after its step 8"),
+        ("raise", "; it happened at its step 7 since it was made, 3 of an episode"),
+        ("shape", "or its space; it happened at its step 7 since it was made, 3 of an episode"),
+        ("four values", r"\); it happened at its step 7 since it was made, 3 of an episode"),
+        ("raise in reset", "; it happened in a reset, after its step 8"),
     ],
 )
 @pytest.mark.parametrize("resumed", [False, True])
