@@ -55,7 +55,7 @@ def resume(
     *,
     runtime: str | Runtime | None = None,
     steps: int | None = None,
-    until: Callable[[Row], bool] | None = None,
+    until: Callable[[Row], bool] | str | None = None,
     observers: Iterable[Observer] = (),
     trace: str | Path | None = None,
     otlp: str | None = None,
@@ -76,7 +76,7 @@ def resume(
             None).
         steps: number of environment steps at which the run ends, counted from its very beginning;
             None: as before, unless `until` is given (default None).
-        until: function of a row at which the run ends; None: as before, unless `steps` is given
+        until: as of `run`, where the run ends; None: as before, unless `steps` is given
             (default None).
         observers: as of `run` (default none).
         trace: as of `run`; of what comes from now on (default None).
