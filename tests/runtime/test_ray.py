@@ -279,6 +279,27 @@ def test_an_evaluation_that_hangs_is_given_up_and_its_runner_restarted(restarts)
 
 @pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
+def test_time_at_a_prompt_dilutes_no_share_of_the_runners():
+    def walls():
+        profile = run.profile()
+        return profile.seconds, [profile.wall(name) for name in profile.workers("runners")]
+
+    with fl.run(fl.ppo("CartPole-v1", SMALL), runtime=RAY) as run:
+        for _ in range(3):
+            next(run)
+        seconds, before = walls()
+        time.sleep(5)
+        then, at_prompt = walls()
+        # It takes some time until all processes have answered.
+        assert then - seconds < 0.1 and len(before) == 2
+        assert max(np.subtract(at_prompt, before)) < 2
+        # Once the run goes on, it was time between rows, in which the runners had nothing to do.
+        next(run)
+        assert min(np.subtract(walls()[1], before)) > 5
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("ray_up")
 def test_a_runner_that_hangs_for_ever_does_not_keep_a_run_from_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("flowrl.runtime.ray.CLOSING_SECONDS", 1.0)
     with fl.run(
