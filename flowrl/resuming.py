@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from flowrl.core.events import Observer
 from flowrl.core.importing import forbid_while_importing
 from flowrl.core.items import Row, reached
+from flowrl.core.row_json import numbers_of
 from flowrl.errors import SaveError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import OF_MACHINE, Plan
@@ -55,7 +55,7 @@ def resume(
     *,
     runtime: str | Runtime | None = None,
     steps: int | None = None,
-    until: Callable[[Row], bool] | None = None,
+    until: Callable[[Row], bool] | str | None = None,
     observers: Iterable[Observer] = (),
     trace: str | Path | None = None,
     otlp: str | None = None,
@@ -76,7 +76,7 @@ def resume(
             None).
         steps: number of environment steps at which the run ends, counted from its very beginning;
             None: as before, unless `until` is given (default None).
-        until: function of a row at which the run ends; None: as before, unless `steps` is given
+        until: as of `run`, where the run ends; None: as before, unless `steps` is given
             (default None).
         observers: as of `run` (default none).
         trace: as of `run`; of what comes from now on (default None).
@@ -452,6 +452,6 @@ def _rows(root: Path, snapshot: Snapshot) -> tuple[Row, ...]:
     return tuple(map(row_of, rows))
 
 
-def row_of(plain: Mapping[str, float | None]) -> Row:
-    """Return a row that was read from JSON, in which null stands for NaN."""
-    return Row({k: math.nan if x is None else x for k, x in plain.items()})
+def row_of(plain: Mapping[str, Any]) -> Row:
+    """Return a row that was read from JSON."""
+    return Row(numbers_of(plain))

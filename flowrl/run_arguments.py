@@ -10,17 +10,22 @@ from typing import Any
 import numpy as np
 
 from flowrl.core.events import Observer
+from flowrl.core.items import Row
 from flowrl.errors import SettingError, unknown
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.observe.best import column_of
+from flowrl.observe.goal import parse_until
 from flowrl.observe.initial import Init
 from flowrl.observe.learned import learner_of
 from flowrl.observe.manifest import RECORDS
 from flowrl.observe.record import Record, Recorder
+from flowrl.observe.sinks import columns
 from flowrl.observe.snapshots import Snapshots
 from flowrl.runtime.base import Runtime
 
+Until = Callable[[Row], bool] | str | None
+"""A goal of a run: a function of a Row, or a comparison such as ``return_mean>=475``."""
 RUNTIMES = {
     "local": ("flowrl.runtime.local", "LocalRuntime"),
     "ray": ("flowrl.runtime.ray", "RayRuntime"),
@@ -44,11 +49,22 @@ def check_arguments(graph: Any, seed: Any, steps: Any, until: Any) -> None:
         raise SettingError(f"steps must be a whole number of at least 1, got {steps!r}")
     if not isinstance(graph, Graph | Plan):
         raise SettingError(f"run takes a graph, such as fl.ppo('CartPole-v1'), got {graph!r}")
-    if until is not None and not callable(until):
+    if until is not None and not isinstance(until, str) and not callable(until):
         raise SettingError(
-            "until must be a function of a Row, such as lambda row: row['return_mean'] >= 475; got "
-            f"{until!r}"
+            "until must be a comparison such as 'return_mean>=475', or a function of a Row, such "
+            f"as lambda row: row['return_mean'] >= 475; got {until!r}"
         )
+
+
+def checked_until(until: Until, plan: Plan) -> Callable[[Row], bool] | None:
+    """Return a goal as a function of a Row.
+
+    A run notes a comparison as it was written, so `resume` need not be given it again.
+
+    Raises:
+        SettingError: a text is no comparison, or names no column that rows of this plan have.
+    """
+    return parse_until(until, columns(plan), "until") if isinstance(until, str) else until
 
 
 def check_steps(plan: Plan, steps: int | None) -> None:

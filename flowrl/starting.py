@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 from flowrl.core.events import Observer
 from flowrl.core.importing import forbid_while_importing
-from flowrl.core.items import Row
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.observe.initial import Init
@@ -17,12 +16,14 @@ from flowrl.observe.snapshots import Snapshots
 from flowrl.observe.tracing import Tracing
 from flowrl.observe.trained import TrainedPolicy
 from flowrl.run_arguments import (
+    Until,
     as_runtime,
     check_arguments,
     check_steps,
     checked_init,
     checked_observers,
     checked_snapshots,
+    checked_until,
     late_goal,
     recorder_of,
     started,
@@ -37,7 +38,7 @@ def run(
     runtime: str | Runtime = "local",
     seed: int = 0,
     steps: int | None = None,
-    until: Callable[[Row], bool] | None = None,
+    until: Until = None,
     out: str | Path | None = None,
     observers: Iterable[Observer] = (),
     trace: str | Path | None = None,
@@ -57,8 +58,9 @@ def run(
         seed: seed of every random number in the run, from 0 to 2**32 - 1 (default 0).
         steps: number of environment steps: the run ends with the first row that reaches it; None:
             no limit (default None).
-        until: function of a row: the run ends with the first row of which it is true; None: no goal
-            (default None).
+        until: comparison of a column with a number, such as ``return_mean>=475``, or a function of
+            a row: the run ends with the first row of which it is true; None: no goal (default
+            None). `resume` remembers a comparison; a function it has to be given again.
         out: new directory for rows, graph, plan and policy, written as the run goes and when it is
             closed; None: nothing is written (default None).
         observers: objects that are called with the run's events, such as `Csv` (default none).
@@ -105,7 +107,7 @@ def run(
         as_runtime(runtime),
         seed,
         steps,
-        until,
+        checked_until(until, plan),
         out,
         checked if recorder is None else (*checked, recorder),
         Tracing(trace, otlp) if trace or otlp else None,

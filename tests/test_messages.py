@@ -123,11 +123,18 @@ class OneArray(fl.networks.MLP):
         return super().__call__(obs)[0]
 
 
-def test_until_is_a_function():
-    with pytest.raises(
-        fl.errors.SettingError, match="until must be a function of a Row.*got 'return_mean>=1'"
-    ):
-        fl.run(PPO, until="return_mean>=1")
+@pytest.mark.parametrize(
+    ("until", "message"),
+    [
+        (475, "until must be a comparison such as 'return_mean>=475', or a function.*got 475"),
+        ("return_mean", "^until takes a comparison such as 'return_mean>=475', got 'return_mean'"),
+        ("return>=1", "^until: unknown column 'return'; did you mean 'return_mean'"),
+    ],
+)
+@pytest.mark.parametrize("start", [fl.run, fl.run_seeds])
+def test_a_goal_is_a_comparison_or_a_function(start, until, message):
+    with pytest.raises(fl.errors.SettingError, match=message):
+        start(PPO, until=until)
 
 
 def test_a_column_that_a_row_lacks_gives_the_nearest():

@@ -391,6 +391,17 @@ def test_who_only_looks_at_a_directory_keeps_nobody_from_resuming_it(tmp_path, m
     again.close()
 
 
+def test_a_goal_as_text_is_that_of_the_command_line_and_is_remembered(tmp_path):
+    with fl.run(fl.ppo("CartPole-v1", PPO), until="updates>=3", out=tmp_path / "run") as run:
+        rows = list(run)
+    assert (run.reason, run.goal, rows[-1]["updates"]) == ("until", "updates>=3", 3)
+    # A function would have to be given again.
+    with pytest.raises(fl.errors.SettingError, match="has reached its goal after .* steps"):
+        fl.resume(tmp_path / "run")
+    with fl.resume(tmp_path / "run", until="updates>=5") as run:
+        assert [row["updates"] for row in run] == [4, 5]
+
+
 def test_a_goal_that_a_killed_run_is_beyond_does_not_take_the_place_of_its_own(tmp_path):
     graph = CASES["ppo"]()
     whole(graph, tmp_path / "whole", count=3)

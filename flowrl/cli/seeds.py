@@ -130,12 +130,12 @@ def _follow(
     rows: TextIO,
 ) -> int:
     """Run all until they end, print how they ended, and return the exit status."""
-    from flowrl.observe.saving import to_json
+    from flowrl.core.row_json import row_json
     from flowrl.seeding.runs import Lines
 
     def print_row(event: Event) -> None:
         if event.row is not None:
-            line = to_json({"seed": event.run.seed, **event.row})
+            line = row_json({"seed": event.run.seed, **event.row})
             print(line, file=rows, flush=True)
 
     try:

@@ -124,7 +124,7 @@ def _follow(
         registered: what ``--import`` must name, by the id of each environment that needs it.
         rows: where rows go in JSON, if that is asked for.
     """
-    from flowrl.observe.saving import to_json
+    from flowrl.core.row_json import row_json
     from flowrl.observe.sinks import sink
 
     if len(set(args.to)) < len(args.to):
@@ -137,7 +137,7 @@ def _follow(
         with training:
             for row in training:
                 if args.json:
-                    print(to_json(row), file=rows, flush=True)
+                    print(row_json(row), file=rows, flush=True)
     finally:
         # However the run ended, its summary is printed; an error then goes on to `main`.
         if training.reason is not None:

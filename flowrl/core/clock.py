@@ -203,6 +203,21 @@ def traced() -> dict[str, str]:
     return {TRACE: os.environ.get(TRACE, ""), OF_DRIVER: f"{_boot()} {ahead()}"}
 
 
+def without_waiting(spent: Spent, seconds: float) -> Spent:
+    """Return the seconds by node and kind without so many of those of waiting.
+
+    >>> without_waiting({("", "waiting"): 5.0, ("", "step"): 1.0}, 3.0)
+    {('', 'waiting'): 2.0, ('', 'step'): 1.0}
+    """
+    left, found = seconds, dict(spent)
+    for (node, kind), waited in spent.items():
+        if kind == "waiting":
+            taken = min(max(left, 0.0), waited)
+            found[node, kind] = waited - taken
+            left -= taken
+    return found
+
+
 def by_kind(spent: Spent) -> dict[str, float]:
     """Return the seconds by kind of work, added up over nodes."""
     seconds_by_kind: defaultdict[str, float] = defaultdict(float)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from flowrl.core.figures import drawn
 from flowrl.core.items import Row
 from flowrl.core.logs import log
 from flowrl.core.new_files import check_new
+from flowrl.core.row_json import row_json
 from flowrl.core.saved_rows import aligned, grouped, read_runs
 from flowrl.errors import SaveError, unknown
 
@@ -76,13 +76,11 @@ class Curves:
     def text(self) -> str:
         """Return the Rows of all runs, one JSON object per line.
 
-        Each has the label of its run as `run`. Numbers that are not finite become null.
+        Each has the label of its run as `run`. NaN becomes null, an infinite number a text.
         """
         lines = []
         for label, rows in zip(self.labels, self.rows, strict=True):
-            for row in rows:
-                numbers = {k: v if math.isfinite(v) else None for k, v in row.items()}
-                lines.append(json.dumps({"run": label, **numbers}) + "\n")
+            lines += [row_json({"run": label, **row}) + "\n" for row in rows]
         return "".join(lines)
 
     @staticmethod

@@ -15,6 +15,8 @@ from flowrl.core.clock import IDLE, Spent, by_kind
 
 DRIVER = "this process"
 """The process that drives a run, as `Profile.cpu` names it."""
+READ_SECONDS = 1.0
+"""The most seconds between the readings of two clocks of one profile."""
 
 
 @dataclass(frozen=True)
@@ -263,8 +265,9 @@ def _seconds_since(now: float, before: float) -> float:
 
 def _added(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return what was added to numbers since an earlier moment."""
-    # A process that was started again began at 0.
-    if sum(now.values()) < sum(before.values()):
+    # A process that was started again began at 0. The sum of one that goes on may be a little less
+    # while the run stands between two rows, for what is taken off it is not read at the same time.
+    if sum(now.values()) < sum(before.values()) - READ_SECONDS:
         return dict(now)
     # A clock may find out later that time was of another kind: what was added is never negative.
     return {key: max(number - before.get(key, 0), 0) for key, number in now.items()}

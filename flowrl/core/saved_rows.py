@@ -19,6 +19,7 @@ import numpy as np
 
 from flowrl.core.counted import STEPS, over_of
 from flowrl.core.items import Row
+from flowrl.core.row_json import numbers_of
 from flowrl.errors import SaveError
 
 Array = Any
@@ -202,15 +203,11 @@ def damaged_line(path: Path, number: int) -> SaveError:
 
 
 def _numbers(path: Path, rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, float], ...]:
-    """Return rows with NaN in the place of null, after a check that each has its steps."""
-    found = tuple(map(_with_nan, rows))
+    """Return rows with their numbers, after a check that each has its steps."""
+    found = tuple(map(numbers_of, rows))
     if any(not isinstance(row.get(STEPS), int | float) for row in found):
         raise SaveError(f"{path} is damaged: a row has no {STEPS}")
     return found
-
-
-def _with_nan(row: Mapping[str, Any]) -> dict[str, float]:
-    return {name: np.nan if value is None else value for name, value in row.items()}
 
 
 # -- groups ------------------------------------------------------------------------------------

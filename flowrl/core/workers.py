@@ -87,6 +87,9 @@ class HereWorkers:
         """Return True: all workers are in this process, which is still at work."""
         return True
 
+    def end(self, future: Any) -> None:
+        """Do nothing: a call in this process is over before anybody waits for it."""
+
     def restart(self, index: int, restart_count: int, because: Any = None) -> None:
         """Close a worker, as far as it can be closed, and make it again."""
         with suppress(Exception):

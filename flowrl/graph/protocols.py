@@ -91,6 +91,9 @@ class Workers(Protocol):
             because: the call that returned nothing.
         """
 
+    def end(self, future: Any) -> None:
+        """End the process that got this call, from any thread; its workers' calls then fail."""
+
     def ready(self, value: Any) -> bool:
         """Return whether a value that is being computed could be `put` without waiting for it."""
 

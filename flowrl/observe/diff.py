@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowrl.core.row_json import numbers_of
 from flowrl.core.saved_rows import json_lines
 from flowrl.core.texts import in_bytes, plural
 from flowrl.errors import CheckError, GraphError, a
@@ -268,18 +269,16 @@ BEST: Mapping[str, Callable[[list[float]], float]] = {"return_mean": max, "eval/
 
 def _results(path: Path) -> dict[str, str]:
     """Return the results that a run's directory holds, by name."""
-    rows = list(json_lines(path / "rows.jsonl"))
+    rows = [numbers_of(row) for row in json_lines(path / "rows.jsonl")]
     found = {"rows": f"{len(rows):,}", "ended": _reason(path / "events.jsonl")}
     for name, best in BEST.items():
-        if known := [row[name] for row in rows if row.get(name) is not None]:
+        if known := [row[name] for row in rows if not math.isnan(row.get(name, math.nan))]:
             found[f"best {name}"] = f"{best(known):,.6g}"
     last = rows[-1] if rows else {}
     if last.get("seconds"):
         found["steps/s, all in all"] = f"{last['env_steps'] / last['seconds']:,.6g}"
     return found | {
-        f"last {name}": "nan" if value is None else f"{value:,.6g}"
-        for name, value in last.items()
-        if name != "row"
+        f"last {name}": f"{value:,.6g}" for name, value in last.items() if name != "row"
     }
 
 

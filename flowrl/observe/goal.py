@@ -12,12 +12,15 @@ from flowrl.errors import SettingError, unknown
 from flowrl.observe.looking import comparison
 
 
-def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
+def parse_until(
+    text: str, names: Sequence[str], argument: str = "--until"
+) -> Callable[[Row], bool]:
     """Return a goal such as ``return_mean>=475`` as a function of a Row.
 
     Args:
         text: a comparison of a column with a number.
         names: the columns that rows of this graph have.
+        argument: what errors call the text.
 
     Raises:
         SettingError: the text is no comparison, or names no column.
@@ -27,12 +30,14 @@ def parse_until(text: str, names: Sequence[str]) -> Callable[[Row], bool]:
         goal = comparison(text)
     except SettingError:
         raise SettingError(
-            f"--until takes a comparison such as 'return_mean>=475', got {text!r}"
+            f"{argument} takes a comparison such as 'return_mean>=475', got {text!r}"
         ) from None
     if math.isinf(goal.value):
-        raise SettingError(f"--until: no row is compared with {goal.value}; name a finite number")
+        raise SettingError(
+            f"{argument}: no row is compared with {goal.value}; name a finite number"
+        )
     if goal.name not in names:
-        raise SettingError(f"--until: {unknown('column', goal.name, names)}")
+        raise SettingError(f"{argument}: {unknown('column', goal.name, names)}")
     return Goal(text, goal)
 
 

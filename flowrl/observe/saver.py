@@ -17,6 +17,7 @@ from flowrl.core.encoding import EncodingError
 from flowrl.core.events import Observer, RowClosed
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile, to_text
+from flowrl.core.row_json import row_json
 from flowrl.errors import SaveError
 from flowrl.graph import values
 from flowrl.graph.plan import Plan
@@ -27,7 +28,7 @@ from flowrl.observe.drawn import drawn
 from flowrl.observe.explain import explain
 from flowrl.observe.history import History
 from flowrl.observe.saved_policies import save_policy
-from flowrl.observe.saving import RunDir, check_free, failure, to_json
+from flowrl.observe.saving import RunDir, check_free, failure
 from flowrl.observe.sinks import EventLog
 from flowrl.observe.snapshots import (
     FOLDER,
@@ -304,7 +305,7 @@ class Saver:
         files[about.FILE] = about.to_text({**self.facts, **ended})
         # A row that could not be written switched this observer off: the disk was full, say.
         if self.written < len(rows):
-            files["rows.jsonl"] = "".join(to_json(row) + "\n" for row in rows)
+            files["rows.jsonl"] = "".join(row_json(row) + "\n" for row in rows)
         if results is None:
             # Its weights are lost, so there is no policy, and nothing to seal.
             for name, text in files.items():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import shlex
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 import flowrl
 from flowrl.core.items import Row
 from flowrl.core.profile import Profile, from_text
+from flowrl.core.row_json import row_json
 from flowrl.core.saved_rows import no_directory, way_to_runs
 from flowrl.errors import SaveError
 from flowrl.observe.manifest import MANIFEST, seal
@@ -157,7 +157,7 @@ class RunDir:
 
     def add(self, row: Row) -> None:
         """Write one Row to ``rows.jsonl`` and flush it."""
-        self._rows.write(to_json(row) + "\n")
+        self._rows.write(row_json(row) + "\n")
         self._rows.flush()
 
     def put(self, name: str, text: str) -> None:
@@ -208,11 +208,6 @@ def check_free_for_seeds(folder: Path, seeds: Iterable[int]) -> None:
         )
     for seed in seeds:
         check_free(folder / f"seed-{seed}")
-
-
-def to_json(row: Mapping[str, float]) -> str:
-    """Return a Row as one JSON object; numbers that are not finite become null."""
-    return json.dumps({k: v if math.isfinite(v) else None for k, v in row.items()})
 
 
 def _command() -> str:

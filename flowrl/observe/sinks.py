@@ -164,6 +164,10 @@ class Sink(ABC):
     A service of metrics puts each row at a step, and refuses or misplaces one that goes back. So
     the rows of a run are all counted the same way: in environment steps, or in updates if the first
     of them has updates but no environment steps, as where a phase without sampling comes first.
+
+    A run that goes back to its newest snapshot, because a process was lost, makes the rows after it
+    again, and a sink gets these too, at the steps that they had: they are what the policy comes
+    from, and what a service has can't be taken back. ``rows.jsonl`` holds each row once.
     """
 
     kinds: ClassVar[tuple[type, ...]] = (Started, RowClosed, Ended)
@@ -194,7 +198,10 @@ class Sink(ABC):
             self._counted = "updates" if samples_nothing(first) else "env_steps"
 
     def step(self, row: Row) -> int:
-        """Return the step at which a service of metrics puts a Row; it never goes back."""
+        """Return the step at which a service of metrics puts a Row.
+
+        It goes back only where rows are made again, after the loss of a process.
+        """
         return round(row[self._counted])
 
     @abstractmethod

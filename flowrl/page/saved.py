@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Any
 
 from flowrl.core.growing_lines import GrowingLines, last_object
+from flowrl.core.row_json import numbers_of
 from flowrl.core.saved_rows import no_directory, way_to_runs
 from flowrl.errors import SaveError
 from flowrl.graph.graph import Graph
@@ -100,7 +101,7 @@ class SavedRun:
             "state": self.state(),
             "graph": about.get("graph"),
             "goal": goal_of(about.get("steps"), about.get("until")),
-            **ends_at(row),
+            **ends_at(numbers_of(row)),
             "started": _seconds(about.get("started")),
         }
 
@@ -118,7 +119,7 @@ class SavedRun:
                 "state": self.state(),
                 "fresh": cursor == Cursor(),
                 "again": again,
-                "rows": rows.parsed(evenly(new, MOST_ROWS)),
+                "rows": list(map(numbers_of, rows.parsed(evenly(new, MOST_ROWS)))),
                 "count": len(rows),
                 "events": list(map(_shown, numbers, events.parsed(numbers), repeat(self._drawn()))),
                 "now": self._again("profile.json", self._moment),
@@ -131,7 +132,9 @@ class SavedRun:
         with self._lock:
             self._rows.look()
             count = len(self._rows)
-            return self._rows.parsed([min(number, count) - 1])[0] if number and count else {}
+            if not (number and count):
+                return {}
+            return numbers_of(self._rows.parsed([min(number, count) - 1])[0])
 
     def entries(self) -> list[history.Entry]:
         """Return the history of the run; it is empty where an older flowrl saved it."""

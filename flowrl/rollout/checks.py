@@ -55,9 +55,10 @@ def _check_numbers(spec: Runners) -> None:
         if getattr(spec, name) < 1:
             raise SettingError(f"{name} must be at least 1, got {getattr(spec, name)}")
     check_not_negative(spec, "restarts")
-    check_above_0(spec, "timeout", "clip_rewards")
-    if spec.timeout == math.inf:
-        raise SettingError("timeout must be finite, or None for no bound, got inf")
+    check_above_0(spec, "timeout", "evaluation_timeout", "clip_rewards")
+    for name in ("timeout", "evaluation_timeout"):
+        if getattr(spec, name) == math.inf:
+            raise SettingError(f"{name} must be finite, or None for no bound, got inf")
     gamma = spec.normalize_rewards
     # True would count as a discount factor of 1.
     is_number = isinstance(gamma, Real) and not isinstance(gamma, bool)

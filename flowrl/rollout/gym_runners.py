@@ -20,7 +20,7 @@ from flowrl.core.events import Restarted
 from flowrl.core.remote import near
 from flowrl.core.texts import plural
 from flowrl.envs.gym_envs import steps_singly
-from flowrl.errors import EnvError, FlowrlError, GraphError, RunError, lasting
+from flowrl.errors import EnvError, FlowrlError, GraphError, LostError, RunError, lasting
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import Future, Site, Workers
 from flowrl.rl.policies import Weights, network
@@ -59,6 +59,7 @@ class GymRunners(PlayingRunners):
     remade: ClassVar[tuple[str, ...]] = (
         "spec", "site", "spaces", "environments", "pool", "_pacing", "_local_chain",
         "_request_lock", "_is_closing", "_work",
+        "_late",
     )  # fmt: skip
 
     def __init__(self, spec: Runners, site: Site) -> None:
@@ -75,6 +76,7 @@ class GymRunners(PlayingRunners):
         self._pending_versions: list[deque[Any]] = [deque() for _ in range(spec.num_runners)]
         """By runner: the policy versions of its requests that have no result yet."""
         self._work = {}
+        self._late = {}
         self._request_lock = Lock()  # for calls to go out in the order of the weights they carry
         self._statistics = self._no_statistics()
         self._restarts_in_a_row = [0] * spec.num_runners
@@ -381,6 +383,9 @@ class GymRunners(PlayingRunners):
         Raises:
             FlowrlError: `error`, after as many restarts in a row as the settings allow.
         """
+        # That its process ended says less than why an evaluation ended it.
+        if (why := self._late.pop(runner, "")) and isinstance(error, LostError):
+            error.message = f"{self.site.name}, runner {runner}: {why}"
         # A call to a process that has been replaced failed because of another runner's failure.
         if because is None or self.pool.current(because):
             self._wait_before_restart(runner, error)

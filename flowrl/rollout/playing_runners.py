@@ -42,6 +42,8 @@ class PlayingRunners(RunnersHandle):
     """The episodes since the last Row."""
     _request_lock: Lock
     """Held for calls to go out in the order of the weights that they carry."""
+    _late: dict[int, str]
+    """By runner whose process was ended because its evaluation was late: what to say of it."""
     _work: dict[int, tuple[Any, ...]]
     """By runner: the verb that is called in place of ``sample``, and its arguments."""
 
@@ -56,9 +58,10 @@ class PlayingRunners(RunnersHandle):
     def evaluate(self, episodes: int, seed: int, max_steps: int = MAX_STEPS) -> dict[str, float]:
         """Play whole episodes greedily with the newest weights, shared among the runners.
 
-        The episodes of a runner that is lost meanwhile, or whose environment fails, are missing,
-        which is reported. The next sample restarts a lost runner; after a failed environment there
-        is nothing to restart, for an evaluation has environments of its own.
+        The episodes of a runner that is lost meanwhile, or takes longer than `evaluation_timeout`,
+        or whose environment fails, are missing, which is reported. The next sample restarts a lost
+        runner; after a failed environment there is nothing to restart, for an evaluation has
+        environments of its own.
 
         Args:
             episodes: how many.
@@ -72,9 +75,10 @@ class PlayingRunners(RunnersHandle):
             EnvError: an environment failed, and `on_error` is ``stop``.
         """
         parts: list[Evaluation] = []
+        began = self.requests.now()
         for runner, call in enumerate(self._submit_evaluations(episodes, seed, max_steps)):
             try:
-                parts.append(call.result())
+                parts.append(self._played(runner, call, began))
             except (RunError, EnvError) as error:
                 # The evaluation goes on without the episodes of this runner.
                 if isinstance(error, EnvError) and self.spec.on_error == "stop":
@@ -85,6 +89,35 @@ class PlayingRunners(RunnersHandle):
                 self.requests.end_other(runner)
         self.site.count(evaluations=1, evaluated_episodes=sum(map(len, parts)))
         return cast("dict[str, float]", self._statistics.evaluate(parts))
+
+    def _played(self, runner: int, call: Future, began: float) -> Evaluation:
+        """Wait for the episodes of a runner, and end its process where they are late.
+
+        Args:
+            runner: its number.
+            call: the call to it.
+            began: when all runners were asked, in seconds of ``requests.now``.
+
+        Raises:
+            RunError: the runner was lost, or its episodes are late.
+        """
+        if (timeout := self.spec.evaluation_timeout) is not None:
+            # A process that has to start first takes longer, as it does for a rollout.
+            seconds = timeout * self.requests.patience[runner]
+            left = max(0.0, began + seconds - self.requests.now())
+            if self.pool.wait([call], left) is None:
+                why = (
+                    f"they took longer than {seconds:g} s (evaluation_timeout); raise it if the "
+                    "environment does not hang, or bound episodes by the max_steps of Evaluate"
+                )
+                # The stage that owns the runners restarts them, once their calls fail.
+                self._late[runner] = (
+                    f"its process was ended for late episodes of an evaluation: {why}"
+                )
+                self.pool.end(call)
+                raise RunError(why)
+        evaluation: Evaluation = call.result()
+        return evaluation
 
     def evaluated(self) -> Weights | None:
         """Return the weights of the last evaluation, as `RunnersHandle` says."""

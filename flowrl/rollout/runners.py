@@ -57,8 +57,11 @@ class Runners(Resource):
         env_settings: keyword arguments for making an environment (default none).
         timeout: seconds that a rollout may take on Ray; a runner that takes longer is killed and
             restarted. The timeout doubles after each restart in a row, for starting takes part of
-            it. An evaluation has none, for its episodes are as long as their environments make
-            them. None: no limit (default None).
+            it. None: no limit (default None).
+        evaluation_timeout: seconds that a runner's episodes of an evaluation may take on Ray, with
+            what it was asked for before; a runner that takes longer is killed, and restarted with
+            its next rollout. The evaluation goes on without its episodes. Doubles as `timeout`
+            does. None: no limit (default None).
         restarts: restarts in a row of a runner whose process ended or hung; 0: none (default 3).
         on_error: what happens when an environment raises or breaks its spaces: ``stop`` the run, or
             ``restart`` its runner (default ``stop``).
@@ -85,6 +88,7 @@ class Runners(Resource):
     wrappers: tuple[Callable[[Any], Any], ...] = ()
     env_settings: Mapping[str, Any] = field(default_factory=dict)
     timeout: float | None = None
+    evaluation_timeout: float | None = None
     restarts: int = 3
     on_error: Literal["stop", "restart"] = "stop"
     explore: Explore | Mapping[str, Explore] = SAMPLED

@@ -12,7 +12,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Protocol
 
-from flowrl.core.clock import EPOCHS, UPDATE, By, Spent, ahead
+from flowrl.core.clock import EPOCHS, UPDATE, By, Spent, ahead, without_waiting
 from flowrl.core.events import Stream
 from flowrl.core.items import Row
 from flowrl.core.keeping import Keeping
@@ -310,7 +310,13 @@ class Session(Keeping):
         The spans that came with the readings are kept in `spans`.
         """
         readings = {name: clock.reading() for name, clock in self.turns.clocks.items()}
-        readings |= self.place.clocks()
+        # Until somebody asks for another row, other processes wait for no part of the run, and the
+        # clocks of the stages stand still: beside them, that would make shares of work too small.
+        at_prompt = time.perf_counter() - self.turns.clock.until()
+        readings |= {
+            name: reading._replace(spent=without_waiting(reading.spent, at_prompt))
+            for name, reading in self.place.clocks().items()
+        }
         for name, reading in readings.items():
             self.spans[name].add(reading.spans.later(reading.ahead))
         # Epochs are recorded from within compiled updates, outside of any process's clock.

@@ -160,6 +160,10 @@ class RayWorkers:
             self._start(self.actors.index(because.actor))
         self._reach(index)
 
+    def end(self, future: Any) -> None:
+        """End the process that got a call; its workers are restarted once their calls fail."""
+        ray.kill(future.actor)
+
     def ready(self, value: Any) -> bool:
         """Return whether the device is done with a value."""
         leaves: list[Any] = jax.tree.leaves(value)

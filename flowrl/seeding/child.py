@@ -23,10 +23,10 @@ from typing import Any
 from flowrl.algos.named import file_module
 from flowrl.core.events import Tap, Warned
 from flowrl.core.importing import importing
+from flowrl.core.row_json import row_json
 from flowrl.errors import described
 from flowrl.graph.graph import Graph
 from flowrl.observe.about import FILE, runtime_name
-from flowrl.observe.saving import to_json
 from flowrl.observe.sinks import sink
 from flowrl.resuming import resume
 from flowrl.run_arguments import as_runtime
@@ -189,9 +189,9 @@ def _train(work: Work, runtime: Any, seed: int, send: Send) -> None:
         sinks = [sink(text, out) for text in work.to] if out is not None else []
         with _started(work, runtime, seed, out, [warnings, *sinks]) as training:
             for row in training.rows:
-                send(seed=seed, earlier=json.loads(to_json(row)))
+                send(seed=seed, earlier=json.loads(row_json(row)))
             for row in training:
-                send(seed=seed, row=json.loads(to_json(row)))
+                send(seed=seed, row=json.loads(row_json(row)))
         send(seed=seed, ended=training.reason)
     except KeyboardInterrupt:
         send(seed=seed, ended="interrupted")

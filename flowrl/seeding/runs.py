@@ -40,11 +40,13 @@ from flowrl.observe.snapshots import Snapshots
 from flowrl.observe.trained import TrainedPolicy
 from flowrl.resuming import row_of
 from flowrl.run_arguments import (
+    Until,
     as_runtime,
     check_arguments,
     check_seed,
     checked_init,
     checked_snapshots,
+    checked_until,
 )
 from flowrl.runtime.base import Runtime, check_positive
 from flowrl.runtime.driver import context, for_worker
@@ -61,7 +63,7 @@ def run_seeds(
     seed: int = 0,
     runtime: str | Runtime = "local",
     steps: int | None = None,
-    until: Callable[[Row], bool] | None = None,
+    until: Until = None,
     out: str | Path | None = None,
     at_once: int | None = None,
     record: Any = False,
@@ -82,8 +84,7 @@ def run_seeds(
         seed: first of the seeds (default 0).
         runtime: ``local`` (default), ``ray``, ``xla``, or a value such as ``fl.RayRuntime()``.
         steps: environment steps after which each run ends; None: no limit (default None).
-        until: function of a row that ends a run, each by itself (the xla runtime: all of them, by
-            the means); None: no goal (default None).
+        until: goal of each run, as of `fl.run`; in the xla runtime of the means (default None).
         out: directory in which each run is saved as ``seed-0``, ``seed-1`` and so on (the xla
             runtime saves all in this one); None: nothing is written (default None).
         at_once: how many processes work at a time; None: as many as there are cores, or one where
@@ -195,6 +196,7 @@ class SeedRuns:
             runtime = as_runtime(runtime)
         # What is faulty here is an error now, once, and not in every process.
         plan = graph if isinstance(graph, Plan) else graph.compile()
+        checked_until(options.get("until"), plan)
         checked_snapshots(options.get("snapshots", True), plan)
         init = checked_init(options.get("init"), plan)
         if init is not None and ended is None:

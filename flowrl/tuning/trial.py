@@ -15,6 +15,7 @@ from typing import Any
 
 from flowrl.algos.named import Source, build
 from flowrl.core.events import Tap, Warned
+from flowrl.core.row_json import numbers_of
 from flowrl.envs.gym_envs import Make
 from flowrl.errors import FlowrlError
 from flowrl.graph.graph import Graph
@@ -208,8 +209,9 @@ def ending_on_disk(folder: Path, trial: Trial, metric: str) -> dict[str, Any] | 
     if ended["reason"] != "steps":
         return None
     lines = (directory / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-    column = [json.loads(line).get(metric) for line in lines]
-    numbers = [value for value in column if value is not None]
+    column = [numbers_of(json.loads(line)).get(metric, math.nan) for line in lines]
+    # As of a trial that is going on, an infinite value is no result.
+    numbers = [value for value in column if math.isfinite(value)]
     if not numbers:
         return {**found, "state": "failed", "error": NO_NUMBER.format(metric)}
     return {**found, "state": "done", "value": numbers[-1]}

@@ -16,7 +16,7 @@ nodes: 4 differ, 7 nodes alike
   norm                             Standardize()  -
   queue                            -              Queue()
   target                           -              UpdateTarget(every=2)
-settings: 21 differ, 38 settings alike
+settings: 21 differ, 39 settings alike
   sample.mode                      "sync"         "async"
   batch.batch_size                 1024           500
   train.epochs                     10             1
@@ -66,7 +66,7 @@ def test_equal_graphs_differ_in_nothing():
     found = fl.diff(PLAN, PPO)
     assert not found and str(found).splitlines()[1:] == [
         "nodes: 9 nodes alike",
-        "settings: 56 settings alike",
+        "settings: 57 settings alike",
         "plan: 9 numbers alike",
     ]
 
@@ -214,7 +214,7 @@ def test_names_settings_and_directories_are_compared(tmp_path, monkeypatch, caps
     )
     assert main(["diff", "run", "compared.py:mine"]) == 0
     text = capsys.readouterr().out
-    assert "settings: 52 settings alike" in text and "last env_steps" in text
+    assert "settings: 53 settings alike" in text and "last env_steps" in text
     assert f"  last env_steps         {run.rows[-1]['env_steps']:,}" in text
     assert main(["diff", "pg", "apg"]) == 2
     assert "unknown graph 'apg'" in capsys.readouterr().err

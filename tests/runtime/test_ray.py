@@ -18,6 +18,7 @@ import pytest
 import flowrl as fl
 from conftest import RAY, runner_pids
 from environments import Clockwork, Faulty
+from flowrl.core.events import Restarted, Warned
 from flowrl.core.workers import INLINE_BYTES
 
 pytestmark = pytest.mark.ray
@@ -247,6 +248,58 @@ def test_a_runner_that_hangs_is_killed_and_restarted(tmp_path):
 
 @pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
+@pytest.mark.parametrize("restarts", [3, 0])
+def test_an_evaluation_that_hangs_is_given_up_and_its_runner_restarted(restarts):
+    graph = fl.ppo(HangsInEvaluations, SMALL).set("runners.evaluation_timeout", 5.0)
+    graph = graph.set("runners.restarts", restarts)
+    play = fl.Evaluate(every=2, episodes=4, seed=HangsInEvaluations.first)
+    warnings, restarted = [], []
+
+    def watch(event):
+        (warnings if isinstance(event, Warned) else restarted).append(str(event))
+
+    watch.kinds = (Warned, Restarted)
+    # Each runner has a process of its own, so the other one plays its episodes to their end.
+    runtime = fl.RayRuntime(processes=2)
+    with fl.run(graph.insert(after="sync", play=play), runtime=runtime, observers=[watch]) as run:
+        rows = [next(run) for _ in range(2)]
+        late = r"took longer than 5 s \(evaluation_timeout\); raise it .* the max_steps of Evaluate"
+        assert rows[1]["eval/return_mean"] > 0
+        assert re.search(f"lacks the episodes of runner 0: they {late}", warnings[0])
+        if restarts == 0:
+            with pytest.raises(
+                fl.errors.RunError, match=f"runner 0: its process was ended for .* {late}"
+            ):
+                next(run)
+            return
+        assert next(run)["restarts"] == 1
+        assert re.search(f"runner 0: its process was ended for .* {late}", restarted[0])
+    assert run.audit().closed
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("ray_up")
+def test_time_at_a_prompt_dilutes_no_share_of_the_runners():
+    def walls():
+        profile = run.profile()
+        return profile.seconds, [profile.wall(name) for name in profile.workers("runners")]
+
+    with fl.run(fl.ppo("CartPole-v1", SMALL), runtime=RAY) as run:
+        for _ in range(3):
+            next(run)
+        seconds, before = walls()
+        time.sleep(5)
+        then, at_prompt = walls()
+        # It takes some time until all processes have answered.
+        assert then - seconds < 0.1 and len(before) == 2
+        assert max(np.subtract(at_prompt, before)) < 2
+        # Once the run goes on, it was time between rows, in which the runners had nothing to do.
+        next(run)
+        assert min(np.subtract(walls()[1], before)) > 5
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("ray_up")
 def test_a_runner_that_hangs_for_ever_does_not_keep_a_run_from_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("flowrl.runtime.ray.CLOSING_SECONDS", 1.0)
     with fl.run(
@@ -256,6 +309,17 @@ def test_a_runner_that_hangs_for_ever_does_not_keep_a_run_from_its_end(tmp_path,
             next(run)
     assert run.audit().closed  # the test's own time-out says if it never ends
     run.policy.act(np.zeros(run.policy.spaces.obs.shape, np.float32))
+
+
+class HangsInEvaluations(Clockwork):
+    """Hangs in the first episode of evaluations whose seed is `first`."""
+
+    first = 1_000_000
+
+    def reset(self, *, seed=None, options=None):
+        if seed == self.first:
+            time.sleep(600)
+        return super().reset(seed=seed, options=options)
 
 
 class HangsOnce(Clockwork):
