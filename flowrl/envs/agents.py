@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 
 from flowrl.envs.flags import FLAGS, WANTED, no_flag, not_flags
-from flowrl.errors import EnvError, SettingError, install, unknown
+from flowrl.envs.rewards import REWARDS, as_number, no_number
+from flowrl.envs.rewards import WANTED as NUMBER_WANTED
+from flowrl.errors import EnvError, SettingError, a, install, unknown
 
 PETTINGZOO = "pettingzoo"
 """The prefix of the ids of PettingZoo's environments."""
@@ -113,13 +115,33 @@ class ParallelAgents(_OfPettingZoo):
 
     def reset(self, seed: int | None = None) -> Turn:
         """Begin an episode."""
-        obs, _ = self.env.reset(seed=seed)
-        return Turn({agent: obs[agent] for agent in self.env.agents}, {}, {})
+        found = self.env.reset(seed=seed)
+        # What two agents see would be taken apart as if it were a pair.
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            raise EnvError(f"{_count(found)} came from reset; it must return (observations, infos)")
+        self._check_dicts("reset", observations=found[0])
+        return Turn(self._seen(found[0], self.env.agents, "reset"), {}, {})
 
     def step(self, actions: Mapping[str, Any]) -> Turn:
         """Take a step by the actions of all live agents."""
-        obs, reward, terminated, truncated, _ = self.env.step(dict(actions))
+        found = self.env.step(dict(actions))
+        if not isinstance(found, tuple | list) or len(found) != 5:
+            raise EnvError(
+                f"{_count(found)} came from step; it must return (observations, rewards, "
+                "terminations, truncations, infos)"
+            )
+        obs, reward, terminated, truncated, _ = found
+        if not all(type(x) is dict for x in (obs, reward, terminated, truncated)):
+            self._check_dicts(
+                "step",
+                observations=obs,
+                rewards=reward,
+                terminations=terminated,
+                truncations=truncated,
+            )
         agents, ended = self.env.agents, {}
+        if not REWARDS.issuperset(map(type, reward.values())):
+            reward = {agent: _number(agent, one, "step") for agent, one in reward.items()}
         for name, flags in (("terminated", terminated), ("truncated", truncated)):
             if not FLAGS.issuperset(map(type, flags.values())):
                 _check_flags(name, flags)
@@ -135,8 +157,29 @@ class ParallelAgents(_OfPettingZoo):
                     f"agent {agent} left before its episode ended: it is not in env.agents any "
                     "more, and neither terminated nor truncated"
                 )
-        live = {agent: obs[agent] for agent in agents if agent not in ended}
-        return Turn(live, reward, ended)
+        live = [agent for agent in agents if agent not in ended] if ended else agents
+        return Turn(self._seen(obs, live, "step"), reward, ended)
+
+    def _seen(self, obs: Mapping[str, Any], agents: Sequence[str], verb: str) -> dict[str, Any]:
+        """Return what agents see that act next."""
+        try:
+            return {agent: obs[agent] for agent in agents}
+        except KeyError:
+            agent = next(agent for agent in agents if agent not in obs)
+            raise EnvError(
+                f"agent {agent} is in env.agents, but {verb} returned no observation of it; return "
+                "one for every agent that acts next"
+            ) from None
+
+    def _check_dicts(self, verb: str, **found: Any) -> None:
+        """Check that an environment returned dicts by agent.
+
+        Raises:
+            EnvError: it returned something else.
+        """
+        for name, one in found.items():
+            if not isinstance(one, Mapping):
+                raise EnvError(f"{a(one)} came as {name} from {verb}; they must be a dict by agent")
 
 
 class AgentsInTurn(_OfPettingZoo):
@@ -168,7 +211,9 @@ class AgentsInTurn(_OfPettingZoo):
         while self.env.agents:
             agent = self.env.agent_selection
             # It gives the reward since this agent acted last, whoever acted in between.
-            obs, reward[agent], terminated, truncated, _ = self.env.last()
+            obs, gained, terminated, truncated, _ = self.env.last()
+            usual = type(gained) in REWARDS
+            reward[agent] = gained if usual else _number(agent, gained, "last")
             usual = type(terminated) in FLAGS and type(truncated) in FLAGS
             if not usual and (wrong := not_flags(terminated, truncated)):
                 raise EnvError(f"agent {agent} got {wrong}")
@@ -188,6 +233,22 @@ def _check_flags(name: str, flags: Mapping[str, Any]) -> None:
     for agent, flag in flags.items():
         if wrong := no_flag(flag):
             raise EnvError(f"agent {agent} got {wrong} as {name} from step; {WANTED}")
+
+
+def _number(agent: str, reward: Any, verb: str) -> float:
+    """Return an agent's reward as a number.
+
+    Raises:
+        EnvError: it got something else.
+    """
+    if wrong := no_number(reward):
+        raise EnvError(f"agent {agent} got {wrong} as reward from {verb}; {NUMBER_WANTED}")
+    return as_number(reward)
+
+
+def _count(found: Any) -> str:
+    """Describe what came in place of a tuple of the right length."""
+    return f"{len(found)} values" if isinstance(found, tuple | list) else a(found)
 
 
 def agents_of(made: Any) -> Agents | None:

@@ -20,6 +20,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 from flowrl.core.keeping import Keeping
 from flowrl.envs.agents import Agents, Turn
 from flowrl.envs.joint_env import JointEnv
+from flowrl.envs.rewards import REWARDS, as_number
 
 Array = np.ndarray[Any, Any]
 MOST = 10_000
@@ -84,7 +85,7 @@ class Retraced(gym.Wrapper[Any, Any, Any, Any]):
         what = {"begun": begun, "count": len(self.actions), "actions": actions}
         if not all(map(_is_plain, jax.tree.leaves((what, self.seen)))):
             return None
-        return {**what, "seen": self.seen, "rewards": np.array(self.rewards)}
+        return {**what, "seen": self.seen, "rewards": _numbers(self.rewards)}
 
     def bring_back(self, kept: Any) -> bool:
         """Go through the episode again; return whether it came out as it was."""
@@ -96,7 +97,14 @@ class Retraced(gym.Wrapper[Any, Any, Any, Any]):
         for i in range(kept["count"]):
             Retraced.step(self, jax.tree.map(lambda x, i=i: x[i], kept["actions"]))
         self.begun = begun
-        return _same(self.seen, kept["seen"]) and _same(np.array(self.rewards), kept["rewards"])
+        return _same(self.seen, kept["seen"]) and _same(_numbers(self.rewards), kept["rewards"])
+
+
+def _numbers(rewards: Sequence[Any]) -> Array:
+    """Return rewards as an array of numbers, of which each may be an array or a Decimal."""
+    if REWARDS.issuperset(map(type, rewards)):
+        return np.array(rewards)
+    return np.array([as_number(reward) for reward in rewards])
 
 
 def _layers(env: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Make Gymnasium environments, check what they return, and name them in every error."""
+"""Make Gymnasium environments, and name them in every error."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from flowrl.envs.agents import PETTINGZOO, Agents, Maker, agents_of, make_pettingzoo
-from flowrl.envs.bringing_back import Retraced, retraced
-from flowrl.envs.flags import FLAGS, not_flags
+from flowrl.envs.bringing_back import retraced
+from flowrl.envs.guard import Guard
 from flowrl.envs.jax_agents import HostAgents, JaxAgents
 from flowrl.envs.jax_envs import JaxEnv, JaxVector
 from flowrl.envs.masks import as_declared, with_mask_of_info
 from flowrl.envs.mujoco_warnings import take_warnings
 from flowrl.envs.prefixes import ADAPTERS
-from flowrl.errors import EnvError, SettingError, a, install, raised, step_of, unknown
-from flowrl.rl.spaces import Spaces, same_kind
+from flowrl.errors import EnvError, SettingError, a, install, raised, unknown
+from flowrl.rl.spaces import Spaces
 
 Make = str | Callable[[], Any]
 """A Gymnasium id, or a function that makes an environment or a vector of them."""
@@ -56,125 +55,6 @@ FAMILIES: Mapping[str, Family] = {
 
 EXTRAS = {"gymnasium.envs.mujoco": "mujoco", "gymnasium.envs.box2d": "box2d"}
 """The extras that Gymnasium's own environments need, by the package that holds them."""
-
-
-class Guard(Retraced):
-    """Wraps one environment of a vector, so that its errors have its number.
-
-    What it raises, and what breaks its declared space, becomes an `EnvError`.
-
-    Args:
-        env: the environment.
-        index: its number in the vector.
-        name: what it is called.
-    """
-
-    def __init__(self, env: gym.Env[Any, Any], index: int, name: str) -> None:
-        super().__init__(env)
-        self.index = index
-        self.name = name
-        self.steps = 0
-        """The steps that it took since it was made, the one being taken among them."""
-        self.before_episode = 0
-        """Those of them that were before this episode."""
-        self.label = f"environment {index} of {name}"
-        self.parts = Spaces(env.observation_space, env.action_space).parts
-
-    def keep(self) -> Any:
-        """Return what brings it back, and how many steps it took."""
-        kept = super().keep()
-        return None if kept is None else {**kept, "steps": self.steps}
-
-    def bring_back(self, kept: Any) -> bool:
-        """Go through the episode again; return whether it came out as it was."""
-        came_back = super().bring_back(kept)
-        if kept is not None:
-            # What was kept before steps were counted has those of the episode only.
-            self.steps = kept.get("steps", kept["count"])
-            self.before_episode = self.steps - kept["count"]
-        return came_back
-
-    def _failed(self, text: str) -> EnvError:
-        in_episode = self.steps - self.before_episode
-        return EnvError(
-            f"{text}; it happened {step_of(self.steps, in_episode)}",
-            what=self.name,
-            within=self.index,
-            step=self.steps,
-            episode_step=in_episode,
-        )
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step, and check the observation's shape and type, or its choices.
-
-        Raises:
-            EnvError: the environment raised, or returned anything else than five values
-                with such an observation and a dict.
-        """
-        self.steps += 1
-        try:
-            result = super().step(action)
-        except Exception as error:
-            raise self._failed(
-                f"{self.label} raised in step({action!r}): {raised(error)}"
-            ) from error
-        if not isinstance(result, tuple) or len(result) != 5:
-            raise self._failed(
-                f"{self.label} returned {_length(result)} from step; it must be (obs, reward, "
-                "terminated, truncated, info)"
-            )
-        # Gymnasium's vectors would make NaN of None, and a number of a text.
-        if result[1] is None or isinstance(result[1], str):
-            raise self._failed(
-                f"{self.label} returned {a(result[1])} as reward from step; it must be a number"
-            )
-        usual = type(result[2]) in FLAGS and type(result[3]) in FLAGS
-        if not usual and (wrong := not_flags(result[2], result[3])):
-            raise self._failed(f"{self.label} returned {wrong}")
-        self._check(result[0], result[4], "step")
-        return result
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset, and check the observation's shape and type, or its choices.
-
-        Raises:
-            EnvError: the environment raised, or returned anything else than two values
-                with such an observation and a dict.
-        """
-        self.before_episode = self.steps
-        try:
-            result = super().reset(seed=seed, options=options)
-        except Exception as error:
-            raise self._failed(f"{self.label} raised in reset: {raised(error)}") from error
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise self._failed(
-                f"{self.label} returned {_length(result)} from reset; it must be (obs, info)"
-            )
-        self._check(result[0], result[1], "reset")
-        return result
-
-    def _check(self, obs: Any, info: Any, verb: str) -> None:
-        for part in self.parts:
-            if wrong := part.mismatch(obs, verb, converts=_stacks):
-                raise self._failed(f"{self.label} returned {wrong}")
-        if not isinstance(info, dict):
-            raise self._failed(
-                f"{self.label} returned {a(info)} as info from {verb}; it must be a dict"
-            )
-
-
-def _stacks(found: Any, declared: Any) -> bool:
-    """Return whether Gymnasium's vectors write numbers of one type into arrays of another."""
-    return found == declared or (
-        same_kind(found, declared) and np.can_cast(found, declared, "same_kind")
-    )
-
-
-def _length(result: Any) -> str:
-    """Describe what an environment returned in place of a tuple of the right length."""
-    return f"{len(result)} values" if isinstance(result, tuple) else a(result)
 
 
 def env_name(env: Make) -> str:
@@ -368,7 +248,7 @@ def guarded(
 
     def one(index: int) -> gym.Env[Any, Any]:
         guard = Guard(made[index], index, env_name(env))
-        found: gym.Env[Any, Any] = as_declared(guard, spaces, guard.label)
+        found: gym.Env[Any, Any] = as_declared(guard, spaces, guard.label, guard.failed)
         return found
 
     return SyncVectorEnv([partial(one, index) for index in range(len(made))], copy=False)
@@ -393,7 +273,8 @@ def make_vector(
     Raises:
         SettingError: the id is unknown, its package is not installed, or a vector of the user's own
             has another size.
-        EnvError: making it failed, or its way of resetting is unknown.
+        EnvError: making it failed, its way of resetting is unknown, or an environment has other
+            spaces than the others.
     """
     with ExitStack() as on_error:
         vector = make_env(env, count, wrappers, settings)
@@ -404,6 +285,7 @@ def make_vector(
             for _ in range(count - 1):
                 made.append(make_env(env, 1, wrappers, settings))
                 on_error.callback(made[-1].close)
+            _check_alike(env, made, spaces)
             vector = guarded(env, made, spaces)
         else:
             retraced(vector)
@@ -417,6 +299,35 @@ def make_vector(
         on_error.pop_all()
     found: VectorEnv[Any, Any, Any] = vector
     return found
+
+
+def _check_alike(env: Make, made: Sequence[gym.Env[Any, Any]], spaces: Spaces | None) -> None:
+    """Check that environments have the spaces of another one, of which the policy was made.
+
+    What they show is checked with every reset and step, in shape and type; an environment may take
+    a wrong action without a word.
+
+    Args:
+        env: what they were made of, which errors name.
+        made: the environments.
+        spaces: what the policy was made for; None if that is not known.
+
+    Raises:
+        EnvError: one of them has another space of actions, or others of observations than the
+            first one.
+    """
+    known = made[0].action_space if spaces is None else spaces.action
+    for i, one in enumerate(made):
+        pairs = {
+            "action space": (one.action_space, known),
+            "observation space": (one.observation_space, made[0].observation_space),
+        }
+        for name, (found, wanted) in pairs.items():
+            if found != wanted:
+                raise EnvError(
+                    f"environment {i} of {env_name(env)} has the {name} {found}, but one that was "
+                    f"made before had {wanted}; let all that are made have the same"
+                )
 
 
 def autoreset_mode(vector: VectorEnv[Any, Any, Any], env: Make) -> AutoresetMode:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -47,20 +47,26 @@ def holds_mask(space: gym.Space[Any]) -> bool:
     return isinstance(space, gym.spaces.Dict) and ACTION_MASK in space.spaces
 
 
-def as_declared(env: Any, spaces: Spaces | None, label: str) -> Any:
+def as_declared(
+    env: Any,
+    spaces: Spaces | None,
+    label: str,
+    failed: Callable[[str], EnvError] = EnvError,
+) -> Any:
     """Return an environment, or a vector, with its mask among its observations if `spaces` has it.
 
     Args:
         env: as it was made.
         spaces: what `with_mask_of_info` found; None to leave it as it is.
         label: what errors call it.
+        failed: makes an error of a text, which then names the step, too (default: it does not).
     """
     if spaces is None or not holds_mask(spaces.obs):
         return env
     if isinstance(env, VectorEnv):
         own = holds_mask(env.single_observation_space)
         return env if own else _MaskedVector(env, spaces, label)
-    return env if holds_mask(env.observation_space) else _Masked(env, spaces, label)
+    return env if holds_mask(env.observation_space) else _Masked(env, spaces, label, failed)
 
 
 @dataclass(frozen=True)
@@ -104,9 +110,13 @@ def _mask(info: Any, rows: Array | None, of: _Choices, label: str, verb: str) ->
         EnvError: there is none, or it does not fit the choices.
     """
     if ACTION_MASK not in info:
+        raise EnvError(f"{label} {_NO_MASK.format(verb)}")
+    # Gymnasium's vectors say under ``_key`` which environments gave the key.
+    given = info.get(f"_{ACTION_MASK}") if rows is not None else None
+    if given is not None and (without := np.flatnonzero(rows & ~np.asarray(given, bool))).size:
+        within = int(without[0])
         raise EnvError(
-            f"{label} gave no info['{ACTION_MASK}'] with {verb}, as it did when its spaces were "
-            "read; let every reset and step give it"
+            f"environment {within} of {label} {_NO_MASK.format(verb)}", what=label, within=within
         )
     try:
         flat = _flat(info[ACTION_MASK], of, rows)
@@ -118,6 +128,13 @@ def _mask(info: Any, rows: Array | None, of: _Choices, label: str, verb: str) ->
             f"each choice{vector}, or such an array for each number or part of the action"
         ) from error
     return (flat > 0).astype(np.int8)
+
+
+_NO_MASK = (
+    f"gave no info['{ACTION_MASK}'] with {{}}, as it did when its spaces were read; let every "
+    "reset and step give it"
+)
+"""What is wrong where there is no mask; it takes the verb."""
 
 
 def _flat(mask: Any, of: _Choices, rows: Array | None) -> Array:
@@ -222,9 +239,15 @@ def _array(mask: Any, size: int, rows: Array | None) -> Array:
 class _Masked(gym.Wrapper[Any, Any, Any, Any]):
     """Puts the mask in the `info` of one environment among its observations."""
 
-    def __init__(self, env: gym.Env[Any, Any], spaces: Spaces, label: str) -> None:
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        spaces: Spaces,
+        label: str,
+        failed: Callable[[str], EnvError],
+    ) -> None:
         super().__init__(env)
-        self.label, self.choices = label, _choices(spaces.action)
+        self.label, self.choices, self.failed = label, _choices(spaces.action), failed
         self.observation_space = spaces.obs
 
     def reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
@@ -236,7 +259,11 @@ class _Masked(gym.Wrapper[Any, Any, Any, Any]):
         return self._seen(obs, info, "step"), reward, terminated, truncated, info
 
     def _seen(self, obs: Any, info: Any, verb: str) -> dict[str, Any]:
-        return {KEY: obs, ACTION_MASK: _mask(info, None, self.choices, self.label, verb)}
+        try:
+            mask = _mask(info, None, self.choices, self.label, verb)
+        except EnvError as error:
+            raise self.failed(error.message) from error.__cause__
+        return {KEY: obs, ACTION_MASK: mask}
 
 
 class _MaskedVector(gym.vector.VectorWrapper):

@@ -19,6 +19,7 @@ from flowrl.core.remote import is_array
 from flowrl.core.trees import field_name, tree_of
 from flowrl.errors import ContractError, PolicyError, a
 from flowrl.rl.actions import Head, Path, head, leaves
+from flowrl.rl.spaces_json import from_json, to_json
 
 Array = Any
 ACTION_MASK = "action_mask"
@@ -123,6 +124,25 @@ class ObsPart:
                 return f"a choice{self.label} that it does not have: {found[wrong].flat[0]}"
         return ""
 
+    def not_whole(self, found: Array) -> str:
+        """Return which float can't become an integer of this part's type; empty if all can."""
+        if found.dtype.kind in "biu" or self.dtype.kind == "f":
+            return ""
+        x = _in_float(found)
+        with np.errstate(invalid="ignore"):
+            changed = x.astype(self.dtype) != x
+        if not changed.any():
+            return ""
+        return (
+            f"a number{self.label} that is no whole one, or that {self.dtype} can't hold: "
+            f"{x[changed].flat[0]}"
+        )
+
+
+def _in_float(x: Array) -> Array:
+    """Return floats in a type that NumPy knows."""
+    return x.astype(np.float32) if x.dtype.kind == "V" else x
+
 
 def same_kind(found: np.dtype[Any], declared: np.dtype[Any]) -> bool:
     """Return whether numbers of one type become another's without loss of their kind."""
@@ -150,7 +170,7 @@ class Spaces:
     @cached_property
     def json(self) -> str:
         """Both spaces as JSON; `Spaces.from_json` reads it back."""
-        return json.dumps({"obs": _to_json(self.obs), "action": _to_json(self.action)})
+        return json.dumps({"obs": to_json(self.obs), "action": to_json(self.action)})
 
     @staticmethod
     def from_json(text: str) -> Spaces:
@@ -160,7 +180,7 @@ class Spaces:
             PolicyError: a space is of a kind that no policy fits.
         """
         both = json.loads(text)
-        return Spaces(_from_json(both["obs"]), _from_json(both["action"]))
+        return Spaces(from_json(both["obs"]), from_json(both["action"]))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Spaces) and self.json == other.json
@@ -221,7 +241,7 @@ class Spaces:
                     f"act takes an observation of shape {list(part.shape)}, or several of them; "
                     f"got {list(x.shape)}{part.label}"
                 )
-            if wrong := part.not_taken(x):
+            if wrong := part.not_taken(x) or part.not_whole(x):
                 raise self._not_taken(wrong)
         given = self.arrays(obs)
         # One observation is a batch of one.
@@ -419,82 +439,3 @@ def _part(path: Path, space: gym.Space[Any]) -> ObsPart:
         dtype = np.dtype(np.int32) if declared.itemsize > 4 else declared
     shape = tuple(space.shape or ())
     return ObsPart(field_name("obs", path), path, shape, dtype, declared, bounds)
-
-
-def _to_json(space: gym.Space[Any]) -> dict[str, Any]:
-    match space:
-        case gym.spaces.Box():
-            return _box_to_json(space)
-        case gym.spaces.Discrete():
-            return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
-        case gym.spaces.MultiDiscrete():
-            return {
-                "kind": "MultiDiscrete",
-                "nvec": space.nvec.tolist(),
-                "start": space.start.tolist(),
-                "dtype": str(space.dtype),
-            }
-        case gym.spaces.MultiBinary():
-            return {
-                "kind": "MultiBinary",
-                "n": space.n if isinstance(space.n, int) else list(space.n),
-            }
-        case gym.spaces.Dict():
-            return {
-                "kind": "Dict",
-                "spaces": [[key, _to_json(one)] for key, one in space.spaces.items()],
-            }
-        case gym.spaces.Tuple():
-            return {"kind": "Tuple", "spaces": [_to_json(one) for one in space.spaces]}
-    # Other spaces are written as text, for the message of who reads them.
-    return {"kind": type(space).__name__, "text": str(space)}
-
-
-def _box_to_json(space: gym.spaces.Box) -> dict[str, Any]:
-    low, high = _finite_or_none(space.low), _finite_or_none(space.high)
-    # Bounds that are alike for all numbers are written once: those of an image are many.
-    if len(set(low)) == len(set(high)) == 1:
-        low, high = low[:1], high[:1]
-    return {
-        "kind": "Box",
-        "low": low,
-        "high": high,
-        "shape": space.shape,
-        "dtype": str(space.dtype),
-    }
-
-
-def _finite_or_none(bounds: np.ndarray[Any, Any]) -> list[float | None]:
-    """Return bounds as a list with None for infinity, of which JSON has none."""
-    return [x if np.isfinite(x) else None for x in bounds.ravel().tolist()]
-
-
-def _from_json(data: dict[str, Any]) -> gym.Space[Any]:
-    match data["kind"]:
-        case "Box":
-            shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
-            low = _bound(data["low"], -np.inf, shape, dtype)
-            high = _bound(data["high"], np.inf, shape, dtype)
-            box: gym.Space[Any] = gym.spaces.Box(low, high, dtype=dtype.type)
-            return box
-        case "Discrete":
-            return gym.spaces.Discrete(data["n"], start=data["start"])
-        case "MultiDiscrete":
-            return gym.spaces.MultiDiscrete(
-                data["nvec"], start=data["start"], dtype=np.dtype(data["dtype"]).type
-            )
-        case "MultiBinary":
-            return gym.spaces.MultiBinary(data["n"])
-        case "Dict":
-            return gym.spaces.Dict([(key, _from_json(one)) for key, one in data["spaces"]])
-        case "Tuple":
-            return gym.spaces.Tuple([_from_json(one) for one in data["spaces"]])
-    raise PolicyError(f"no policy fits a space of kind {data['kind']}: {data.get('text', '')}")
-
-
-def _bound(
-    numbers: list[float | None], infinite: float, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> Any:
-    """Return the bounds of a Box from those in JSON, with `infinite` for None."""
-    bound = np.array([infinite if x is None else x for x in numbers], dtype)
-    return np.full(shape, bound[0]) if bound.size == 1 else bound.reshape(shape)

@@ -239,7 +239,7 @@ class Acting(Keeping):
         """
         if not all_finite(data, last, skipped):
             raise self._not_finite(data, last, skipped)
-        check_allowed(self.spaces, data, self._place)
+        check_allowed(self.spaces, data, self.counters, self._place)
         action, logp, value = self.network.unpack(data.pop("packed"))
         # A masked row has no reward and ends nothing.
         for name in ("reward", "terminated", "truncated"):

@@ -164,8 +164,24 @@ class AgentsVector(Keeping):
             for column, env in enumerate(seats.env.tolist()):
                 agent = seats.agents[column % len(seats.agents)]
                 self.at[env][agent] = _place(seats, column)
+                self._check_actions(env, agent, seats.spaces)
         self.next: list[list[tuple[str, str, int]]] = [[] for _ in range(envs)]
         """By environment, of each agent that acts next: its name, its policy and its column."""
+
+    def _check_actions(self, i: int, agent: str, spaces: Spaces) -> None:
+        """Check that an agent takes the actions that its policy was made for.
+
+        Raises:
+            EnvError: it has another space of actions.
+        """
+        _, found = self.envs[i].spaces_of(agent)
+        if found != spaces.action:
+            self.close()
+            raise EnvError(
+                f"agent {agent} of environment {i} of {self.name} has the action space {found}, "
+                f"but in one that was made before it had {spaces.action}; let all that are "
+                "made have the same"
+            )
 
     def keep(self) -> Any:
         """Return what brings the environments back, as far as anything can."""
@@ -264,6 +280,8 @@ class AgentsVector(Keeping):
         self.before_episode[i] = self.steps[i]
         try:
             turn = self.envs[i].reset(seed)
+        except EnvError as error:
+            raise self._failed(i, f": {error.message}") from None
         except Exception as error:
             raise self._failed(i, f" raised in reset: {raised(error)}") from error
         if not turn.obs:
@@ -294,7 +312,8 @@ class AgentsVector(Keeping):
             seating.reward[at[agent].number] = reward
             if reward and agent in over and agent not in turn.obs:
                 raise self._failed(
-                    i, f" gave a reward of {reward:g} to agent {agent}, whose episode is over"
+                    i,
+                    f" gave a reward of {float(reward):g} to agent {agent}, whose episode is over",
                 )
         for agent, end in turn.ended.items():
             place = at[agent]

@@ -15,12 +15,13 @@ from flowrl.core.clock import RESET
 from flowrl.core.keeping import Keeping
 from flowrl.core.metrics import Summed
 from flowrl.envs.bringing_back import bring_back, kept_environments
-from flowrl.envs.flags import WANTED, are_flags
 from flowrl.envs.gym_envs import env_name, make_vector
-from flowrl.errors import ContractError, EnvError, raised
-from flowrl.rl.spaces import Spaces, in_type
+from flowrl.errors import EnvError, raised
+from flowrl.rl.spaces import Spaces
 from flowrl.rollout.columns import copies
 from flowrl.rollout.infos import Infos
+from flowrl.rollout.steps_taken import StepsTaken
+from flowrl.rollout.vector_checks import VectorChecks
 
 if TYPE_CHECKING:
     from flowrl.rollout.runners import Runners
@@ -36,13 +37,16 @@ class Environments(Keeping):
         spaces: the spaces of one environment.
     """
 
-    remade = ("spec", "spaces", "infos")
+    remade = ("spec", "spaces", "checks", "infos", "taken")
 
     def __init__(self, spec: Runners, spaces: Spaces) -> None:
         self.spec = spec
         self.spaces = spaces
+        self.checks = VectorChecks(env_name(spec.env), spaces, spec.envs_per_runner)
         self.infos: Infos | None = None
         """What gathers the wanted keys of infos; None before `begin`, or where none is wanted."""
+        self.taken: StepsTaken | None = None
+        """The steps that the environments took; None before the first reset."""
 
     def close(self) -> None:
         """Close the environments."""
@@ -82,7 +86,8 @@ class Environments(Keeping):
     def keep(self) -> Any:
         """Return what brings the environments back, as far as anything can."""
         infos = self.infos.keep() if self.infos is not None else None
-        return {"vector": kept_environments(self.vector), "infos": infos}
+        taken = self._steps_taken().keep()
+        return {"vector": kept_environments(self.vector), "infos": infos, "taken": taken}
 
     def bring_back(self, state: Any, seed: int, obs: dict[str, Array]) -> Array:
         """Bring the environments back, and reset those that can't be.
@@ -100,12 +105,17 @@ class Environments(Keeping):
         """
 
         def put(env: int | None, seen: Any) -> None:
-            arrays = self.checked(seen, "reset") if env is None else self.spaces.arrays(seen)
+            arrays = self.checks.obs(seen, "reset") if env is None else self.spaces.arrays(seen)
             for name, x in arrays.items():
                 obs[name][slice(None) if env is None else env] = x
 
+        taken = self._steps_taken()
         with self._in_reset(), RESET:
             lost = bring_back(self.vector, state["vector"], seed, put)
+        # What was kept before steps were counted has none.
+        if "taken" in state:
+            taken.take(state["taken"])
+        taken.reset(lost)
         if self.infos is not None:
             self.infos.take(state["infos"])
             self.infos.begin_again(lost)
@@ -117,18 +127,33 @@ class Environments(Keeping):
         Raises:
             EnvError: an environment raised, or broke its declared shape.
         """
+        which = (how.get("options") or {}).get("reset_mask")
+        self._steps_taken().reset(which)
         with self._in_reset(), RESET:
-            return self.checked(self.vector.reset(**how)[0], "reset")
+            obs, _ = self.checks.values(self.vector.reset(**how), "reset")
+            return self.checks.obs(obs, "reset")
+
+    def _steps_taken(self) -> StepsTaken:
+        """Return the count of steps, which begins with the first call."""
+        if self.taken is None:
+            self.taken = StepsTaken(self.spec.envs_per_runner, self.mode)
+        return self.taken
+
+    def located(self, error: EnvError) -> EnvError:
+        """Return an error with the step at which it came, unless it names one already."""
+        return self._steps_taken().located(error)
 
     @contextmanager
     def _in_reset(self) -> Iterator[None]:
-        """Name the environment in whatever it raises within the context."""
+        """Name the environment and its step in whatever it raises within the context."""
         try:
             yield
-        except EnvError:
+        except EnvError as error:
+            self.located(error)
             raise
         except Exception as error:
-            raise EnvError(f"{env_name(self.spec.env)} raised in reset: {raised(error)}") from error
+            name = env_name(self.spec.env)
+            raise self.located(EnvError(f"{name} raised in reset: {raised(error)}")) from error
 
     def step(self, action: Any) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Array]]:
         """Step all environments.
@@ -137,72 +162,42 @@ class Environments(Keeping):
             Observations to act on, rewards, flags of terminated and of truncated episodes, and the
             observations that the steps led to.
         """
+        taken, checks = self._steps_taken(), self.checks
+        taken.step()
         try:
-            obs, reward, terminated, truncated, info = self.vector.step(action)
-            terminated = self._flags("terminated", terminated)
-            truncated = self._flags("truncated", truncated)
+            found = checks.values(self.vector.step(action), "step")
+            obs, reward, terminated, truncated, info = found
+            reward = checks.rewards(reward)
+            terminated = checks.flags("terminated", terminated)
+            truncated = checks.flags("truncated", truncated)
             # Steps led to these observations, except where the vector has reset already.
-            final = obs = self.checked(obs, "step")
+            final = obs = checks.obs(obs, "step")
+            taken.took(terminated | truncated)
             if self.infos is not None:
                 self.infos.note(info, terminated | truncated)
             if self.mode is not AutoresetMode.NEXT_STEP and (ended := terminated | truncated).any():
                 final = copies(obs)  # a vector may return the same arrays again
                 if self.mode is AutoresetMode.SAME_STEP:
-                    for i in np.flatnonzero(ended):
-                        for name, x in self.spaces.arrays(info["final_obs"][i]).items():
+                    for i in np.flatnonzero(ended).tolist():
+                        for name, x in checks.final(info["final_obs"][i], i).items():
                             final[name][i] = x
+                    taken.begun_again()
                 else:
                     # The arrays may be the vector's own, which a reset may clear.
                     reward, terminated, truncated = map(np.array, (reward, terminated, truncated))
                     obs = self.reset(options={"reset_mask": ended})
-        except EnvError:
+        except EnvError as error:
+            taken.located(error)
             raise
         except Exception as error:
             name = env_name(self.spec.env)
             # Gymnasium's vector fails only where it writes the reward into its array of them.
             if "_rewards[" in (traceback.extract_tb(error.__traceback__)[-1].line or ""):
-                raise EnvError(
-                    f"{name} gave a reward that is no single number ({raised(error)}); let its "
-                    "step return float(reward)"
+                raise taken.located(
+                    EnvError(
+                        f"{name} gave a reward that is no single number ({raised(error)}); let its "
+                        "step return float(reward)"
+                    )
                 ) from error
-            raise EnvError(f"{name} raised in step: {raised(error)}") from error
+            raise taken.located(EnvError(f"{name} raised in step: {raised(error)}")) from error
         return obs, reward, terminated, truncated, final
-
-    def _flags(self, name: str, flags: Array) -> Array:
-        """Return flags of all environments as the vector gave them, or as bools.
-
-        Raises:
-            EnvError: some are neither True nor False.
-        """
-        if flags.dtype.kind in "biu":
-            return flags
-        if not are_flags(flags):
-            raise EnvError(
-                f"{env_name(self.spec.env)} returned {flags} as {name} from step; for each "
-                f"environment {WANTED}"
-            )
-        return flags.astype(bool)
-
-    def checked(self, obs: Any, verb: str) -> dict[str, Array]:
-        """Return observations by the names of their fields, in the types that batches have.
-
-        Raises:
-            EnvError: they have another shape than the space declares.
-        """
-        checked, envs = {}, self.spec.envs_per_runner
-        for part in self.spaces.parts:
-            x = part.of(obs)
-            if x.shape != (envs, *part.shape):
-                raise EnvError(
-                    f"{env_name(self.spec.env)} returned observations of shape {list(x.shape)} "
-                    f"from {verb}, but its space declares {[envs, *part.shape]}; fix the "
-                    "environment or its space"
-                )
-            try:
-                checked[part.name] = in_type(x, part.dtype)
-            except ContractError as error:
-                raise EnvError(
-                    f"{env_name(self.spec.env)} returned an observation{part.label} from {verb} "
-                    f"that {error.message}; scale it, or declare floats"
-                ) from None
-        return checked

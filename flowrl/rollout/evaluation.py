@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,9 @@ from flowrl.errors import EnvError, SettingError, raised
 from flowrl.rl.explore import Explore
 from flowrl.rl.jitted_acting import jitted_act
 from flowrl.rl.policies import SAMPLED, Memory, Network
+from flowrl.rl.spaces import ACTION_MASK
+from flowrl.rollout.steps_taken import StepsTaken
+from flowrl.rollout.vector_checks import VectorChecks
 
 Array = np.ndarray[Any, Any]
 
@@ -233,15 +237,69 @@ class _Player:
         """The noise of the steps from the last multiple of `CHUNK` on."""
         # A single environment is not played on after its end, so its mode does not matter.
         self.mode = autoreset_mode(vector, env) if vector.num_envs > 1 else AutoresetMode.NEXT_STEP
+        self.taken = StepsTaken(vector.num_envs, self.mode)
+        self.checks = VectorChecks(env_name(env), net.spaces, vector.num_envs)
 
-    def call(self, verb: str, *args: Any, **named: Any) -> Any:
-        """Call a method of the vector, and name the environment in what it raises."""
+    @contextmanager
+    def _within(self, verb: str) -> Iterator[None]:
+        """Name the environment and its step in whatever it raises within the context."""
         try:
-            return getattr(self.vector, verb)(*args, **named)
-        except EnvError:
+            yield
+        except EnvError as error:
+            self.taken.located(error)
             raise
         except Exception as error:
-            raise EnvError(f"{env_name(self.env)} raised in {verb}: {raised(error)}") from error
+            name = env_name(self.env)
+            raise self.taken.located(
+                EnvError(f"{name} raised in {verb}: {raised(error)}")
+            ) from error
+
+    def _reset(self, which: Array | None = None, **how: Any) -> dict[str, Array]:
+        """Reset all environments, or those ``bool[B]``, and return the observations of all."""
+        self.taken.reset(which)
+        with self._within("reset"):
+            obs, _ = self.checks.values(self.vector.reset(**how), "reset")
+            return self.checks.obs(obs, "reset")
+
+    def _step(self, action: Any) -> tuple[dict[str, Array], Array, Array]:
+        """Step all environments; return observations to act on, rewards, and whose episode ended.
+
+        Other modes than DISABLED reset by themselves.
+        """
+        checks, taken = self.checks, self.taken
+        taken.step()
+        with self._within("step"):
+            found = checks.values(self.vector.step(action), "step")
+            obs, reward, *flags, _ = found
+            reward = checks.rewards(reward)
+            terminated = checks.flags("terminated", flags[0])
+            truncated = checks.flags("truncated", flags[1])
+            seen = checks.obs(obs, "step")
+        ended = np.asarray(terminated | truncated, bool)
+        taken.took(ended)
+        if self.mode is AutoresetMode.SAME_STEP:
+            taken.begun_again()
+        return seen, reward, ended
+
+    def _check_allowed(self, seen: Mapping[str, Array], playing: Array) -> None:
+        """Raise an error if a mask allows no action where one of the environments `playing` acts.
+
+        Raises:
+            EnvError: with the environment and its step.
+        """
+        nothing = self.net.spaces.nothing_allowed(seen)
+        if nothing is None or not nothing[playing].any():
+            return
+        name, wrong = env_name(self.env), int(playing[nothing[playing]][0])
+        raise self.taken.located(
+            EnvError(
+                f"environment {wrong} of {name} allows no action: its {ACTION_MASK} is 0 for every "
+                "choice; let it allow one, or end the episode",
+                what=name,
+                within=wrong,
+                field=ACTION_MASK,
+            )
+        )
 
     def round(self, found: Evaluation, first: int, seed: int) -> None:
         """Play the episodes from number `first` on, and write them into `found`.
@@ -256,14 +314,15 @@ class _Player:
             seed: that of the evaluation.
         """
         count = self.vector.num_envs
-        obs = self.call("reset", seed=seed + first)[0]
+        seen = self._reset(seed=seed + first)
         seeds = np.array([(seed + first + i) % 2**32 for i in range(count)], np.uint32)
         # The last round may have more environments than there are episodes left.
         live = np.arange(first, first + count) < len(found)
         memory, spaces = self.fresh, self.net.spaces
         digests = [hashlib.blake2b(digest_size=8) for _ in range(count)]
         for step in range(found.max_steps):
-            seen = spaces.arrays(obs)
+            playing = np.flatnonzero(live)
+            self._check_allowed(seen, playing)
             packed, carry = self.act(
                 self.weights, spaces.tree(seen), self._noise(seeds, step), memory
             )
@@ -271,22 +330,20 @@ class _Player:
                 memory = Memory(carry, np.zeros(count, bool))
             action = self.net.head.to_env(self.net.unpack(np.asarray(packed))[0])
             # By digests of all that the policy saw and got, copies of an episode are found.
-            playing = np.flatnonzero(live)
             for i in playing:
                 for x in seen.values():
                     digests[i].update(x[i].tobytes())
-            obs, reward, terminated, truncated, _ = self.call("step", action)
+            seen, reward, ended = self._step(action)
             for i in playing:
                 digests[i].update(np.float64(reward[i]).tobytes())
             found.returns[first + playing] += reward[playing]
             found.lengths[first + playing] += 1
-            ended = np.asarray(terminated | truncated, bool)
             live &= ~ended
             if not live.any():
                 break
             # Other modes reset by themselves.
             if self.mode is AutoresetMode.DISABLED and ended.any():
-                obs = self.call("reset", options={"reset_mask": ended})[0]
+                seen = self._reset(ended, options={"reset_mask": ended})
         found.cut[first + np.flatnonzero(live)] = True
         for column in range(min(count, len(found) - first)):
             found.digests[first + column] = int.from_bytes(digests[column].digest())

@@ -67,12 +67,15 @@ def first_not_finite(
     return min(found, key=lambda number: (number.rows, number.skipped, number.in_reset))
 
 
-def check_allowed(spaces: Spaces, data: dict[str, Array], place: Callable[[int], Place]) -> None:
+def check_allowed(
+    spaces: Spaces, data: dict[str, Array], counters: Counters, place: Callable[[int], Place]
+) -> None:
     """Raise an error if a mask of actions allows nothing in a step that was taken.
 
     Args:
         spaces: of the environment.
-        data: observations and ``valid`` of a rollout, ``[T, B, ...]``.
+        data: observations, flags and ``valid`` of a rollout, ``[T, B, ...]``.
+        counters: the runner's, before this rollout is counted.
         place: returns which environment a column stands for.
 
     Raises:
@@ -83,12 +86,19 @@ def check_allowed(spaces: Spaces, data: dict[str, Array], place: Callable[[int],
         return
     row, column = (int(index) for index in np.argwhere(wrong)[0])
     name, env, _ = place(column)
+    # The mask came with the step before that of its row, or with a reset.
+    step = int(counters.steps[column] + data["valid"][:row, column].sum())
+    found = NotFiniteNumber(row, column, 0, False, ACTION_MASK, 0)
+    episode_step = _steps_of_episode(found, data, counters, ())
     raise EnvError(
         f"environment {env} of {name} allows no action at step {row} of the rollout: its "
-        f"{ACTION_MASK} is 0 for every choice; let it allow one, or end the episode",
+        f"{ACTION_MASK} is 0 for every choice; let it allow one, or end the episode, "
+        f"{step_of(step, episode_step)}",
         what=name,
         within=env,
         field=ACTION_MASK,
+        step=step,
+        episode_step=episode_step,
         row=row,
     )
 

@@ -334,7 +334,7 @@ class PerturbedPlayer:
         if nothing is None or not nothing[live].any():
             return
         label, wrong = env_name(self.spec.env), int(live[nothing[live]][0])
-        raise EnvError(
+        error = EnvError(
             f"{self.label}: environment {wrong} of {label} allows no action at step {step:,} of an "
             f"episode with perturbed weights: its {ACTION_MASK} is 0 for every choice; let it "
             "allow one, or end the episode",
@@ -342,6 +342,7 @@ class PerturbedPlayer:
             within=wrong,
             field=ACTION_MASK,
         )
+        raise self.environments.located(error)
 
     def _check(self, fields: Mapping[str, Any], live: np.ndarray[Any, Any], step: int) -> None:
         """Raise an error if a number of an environment that counts is not finite.

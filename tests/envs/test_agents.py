@@ -190,7 +190,7 @@ def test_agents_at_once_may_have_data_called_last(env):
 
 def test_a_method_called_last_where_agents_act_at_once_is_named():
     with (
-        pytest.raises(fl.errors.EnvError, match=r"Misnamed raised in reset.*rename last\(\)"),
+        pytest.raises(fl.errors.EnvError, match=r"Misnamed: reset\(\) returned.*rename last\(\)"),
         fl.run(fl.multi_ppo(Misnamed, batch_size=8, **SMALL)) as run,
     ):
         next(run)

@@ -84,7 +84,7 @@ def test_an_info_that_is_no_dict():
 
 @pytest.mark.parametrize("reward", [None, "7"])
 def test_a_reward_that_is_no_number(reward):
-    with pytest.raises(fl.errors.EnvError, match="as reward from step; it must be a number"):
+    with pytest.raises(fl.errors.EnvError, match="as reward from step; it must be a single number"):
         trained(reward=reward)
 
 

@@ -54,16 +54,17 @@ def test_episode_statistics_do_not_depend_on_whose_answer_comes_first(monkeypatc
 
 
 class ArrayReward(Clockwork):
-    """Gives its reward as an array of one number."""
+    """Gives its reward as an array of two numbers."""
 
     def step(self, action):
         obs, reward, *rest = super().step(action)
-        return obs, np.array([reward]), *rest
+        return obs, np.array([reward, reward]), *rest
 
 
 def test_a_reward_that_is_an_array_is_named():
     with pytest.raises(
-        fl.errors.EnvError, match=r"gave a reward that is no single number .*float\(reward\)"
+        fl.errors.EnvError,
+        match=r"an array float64\[2\] as reward .*float\(reward\); it happened at its step 1",
     ):
         sampled(ArrayReward, 1)
 
