@@ -172,10 +172,11 @@ class Environments(Keeping):
             truncated = checks.flags("truncated", truncated)
             # Steps led to these observations, except where the vector has reset already.
             final = obs = checks.obs(obs, "step")
-            taken.took(terminated | truncated)
+            ended = np.logical_or(terminated, truncated)
+            taken.took(ended)
             if self.infos is not None:
-                self.infos.note(info, terminated | truncated)
-            if self.mode is not AutoresetMode.NEXT_STEP and (ended := terminated | truncated).any():
+                self.infos.note(info, ended)
+            if taken.ended and self.mode is not AutoresetMode.NEXT_STEP:
                 final = copies(obs)  # a vector may return the same arrays again
                 if self.mode is AutoresetMode.SAME_STEP:
                     for i in np.flatnonzero(ended).tolist():

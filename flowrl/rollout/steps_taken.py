@@ -27,41 +27,48 @@ class StepsTaken(Keeping):
         mode: how the vector begins the next episode of an environment.
     """
 
-    lasting = ("steps", "before_episode", "over")
+    lasting = ("count", "beside", "before_episode", "over", "ended")
     remade = ("mode",)
 
     def __init__(self, envs: int, mode: AutoresetMode) -> None:
         self.mode = mode
-        self.steps = np.zeros(envs, np.int64)
-        """By environment: its steps since it was made, the one being taken among them."""
+        self.count = 0
+        """Steps of the vector, the one being taken among them: what each step costs is one sum."""
+        self.beside = np.zeros(envs, np.int64)
+        """By environment: what its steps since it was made are more than those of the vector."""
         self.before_episode = np.zeros(envs, np.int64)
         """Those of them that were before its episode."""
         self.over = np.zeros(envs, bool)
         """Whose episode ended with the last step."""
+        self.ended = False
+        """Whether any did."""
+
+    @property
+    def steps(self) -> Array:
+        """By environment: its steps since it was made, the one being taken among them."""
+        return self.beside + self.count
 
     def reset(self, which: Array | None = None) -> None:
         """Note that environments are reset: those ``bool[B]``, or all."""
         which = np.ones_like(self.over) if which is None else which
         self.before_episode[which] = self.steps[which]
-        self.over = self.over & ~which
+        self.took(self.over & ~which)
 
     def step(self) -> None:
         """Note that a step is taken, before it is."""
-        if self.mode is AutoresetMode.NEXT_STEP:
+        self.count += 1
+        if self.ended and self.mode is AutoresetMode.NEXT_STEP:
             # The step of those whose episode is over is their reset.
-            self.steps += ~self.over
-            if self.over.any():
-                self.before_episode[self.over] = self.steps[self.over]
-            return
-        self.steps += 1
+            self.beside[self.over] -= 1
+            self.before_episode[self.over] = self.steps[self.over]
 
     def took(self, over: Array) -> None:
-        """Note whose episode ended with the step, a ``bool[B]``."""
-        self.over = np.array(over, bool)
+        """Note whose episode ended with the step, a ``bool[B]`` that nobody writes to any more."""
+        self.over, self.ended = over, bool(over.any())
 
     def begun_again(self) -> None:
         """Note that those whose episode ended were reset within the step."""
-        if self.over.any():
+        if self.ended:
             self.reset(self.over)
 
     def located(self, error: EnvError) -> EnvError:
