@@ -212,7 +212,7 @@ def test_the_xla_runtime_runs_all_seeds_as_one_program(tmp_path):
         ({"seed": 2**32 - 1, "seeds": 2}, r"seed 4294967296 is above 2\*\*32 - 1"),
         ({"at_once": 0}, "at_once must be a whole number, at least 1 or None, got 0"),
         ({"record": True}, "give out="),
-        ({"until": "x"}, "until must be a function of a Row"),
+        ({"until": "x"}, "until takes a comparison such as"),
         ({"until": lambda row, lock=sys.stdout: True}, "ppo can't be sent to another process"),
     ],
     ids=["none", "too high", "no process", "nowhere", "no goal", "not picklable"],
