@@ -65,7 +65,7 @@ class StepsTaken(Keeping):
     def took(self, over: Array) -> None:
         """Note whose episode ended with the step, a ``bool[B]`` that nobody writes to any more."""
         # To count the bools of an array is many times as fast as to ask for any.
-        self.over, self.ended = over, np.count_nonzero(over) > 0
+        self.over, self.ended = over, bool(np.count_nonzero(over))
 
     def begun_again(self) -> None:
         """Note that those whose episode ended were reset within the step."""
