@@ -32,6 +32,8 @@ RUNTIMES = {
     "xla": ("flowrl.runtime.xla", "XlaRuntime"),
 }
 """By name of a runtime: its module and class, imported when it is used."""
+DEVICES = ("cpu", "gpu", "cuda", "tpu")
+"""Names of devices, which are no runtimes."""
 
 
 def check_seed(seed: Any) -> None:
@@ -170,7 +172,10 @@ def as_runtime(runtime: str | Runtime) -> Runtime:
     if not isinstance(runtime, str):
         return runtime
     if runtime not in RUNTIMES:
-        raise SettingError(unknown("runtime", runtime, RUNTIMES))
+        text = unknown("runtime", runtime, RUNTIMES)
+        if runtime.lower() in DEVICES:
+            text += "; they use a GPU by themselves if JAX finds one"
+        raise SettingError(text)
     module, name = RUNTIMES[runtime]
     made: Runtime = getattr(importlib.import_module(module), name)()
     return made

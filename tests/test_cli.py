@@ -522,6 +522,7 @@ def test_a_run_follows_the_schedule_that_the_command_line_gives(flowrl):
         ),
         (["run", "ppo", "--steps", "-5"], "must be a whole number of at least 1, got -5"),
         (["run", "ppo", "--runtime", "cloud"], "unknown runtime 'cloud'. Known: local, ray, xla"),
+        (["run", "ppo", "--runtime", "GPU"], "local, ray, xla; they use a GPU by themselves if"),
         (["plan", "nothere.py:f"], "there is no file nothere.py; its path begins in the folder"),
         (["plan", "/none/graph.py:f"], "no file /none/graph.py; is its path right?"),
         (["plan", "no.such.module:f"], "can't load 'no.such.module:f'"),

@@ -10,7 +10,6 @@ import importlib
 import inspect
 import re
 import sys
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -253,17 +252,15 @@ def export_page(args: argparse.Namespace) -> int:
 
 def compare(args: argparse.Namespace) -> int:
     """Print the last returns of saved runs in groups, and draw their curves if wanted."""
-    import json
-
     from flowrl.core.curves import Curves
+    from flowrl.core.row_json import row_json
 
     if args.picture is not None:
         check_new(args.picture, "name another file: --picture FILE")
     curves = Curves.load(args.dirs)
     if args.json:
         for end in curves.ending(args.column):
-            numbers = {k: v if isinstance(v, str) or isfinite(v) else None for k, v in end.items()}
-            print(json.dumps({"column": args.column, **numbers}))
+            print(row_json({"column": args.column, **end}))
     else:
         print(curves.table(args.column), end="")
     if args.picture is not None:

@@ -1,4 +1,4 @@
-"""Rows as lines of JSON, and back."""
+"""Rows and other numbers as JSON, and back."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def row_json(row: Mapping[str, Any]) -> str:
     >>> row_json({"loss": math.inf, "return_mean": math.nan})
     '{"loss": "Infinity", "return_mean": null}'
     """
-    return json.dumps({name: _plain(value) for name, value in row.items()})
+    return json.dumps({name: plain_number(value) for name, value in row.items()})
 
 
-def _plain(value: Any) -> Any:
+def plain_number(value: Any) -> Any:
     """Return a number, or what stands for it in JSON; leave texts as they are."""
     if isinstance(value, str) or math.isfinite(value):
         return value

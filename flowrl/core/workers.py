@@ -20,6 +20,12 @@ In fewer of them runners wait for one another, since one thread of a process run
 time; more of them only take longer to start.
 """
 
+SILENT_SECONDS = 60.0
+"""How long a worker whose calls have no time-out may give nothing until that is reported.
+
+It is reported again after twice as long, and so on.
+"""
+
 
 class Done:
     """A future that is done.

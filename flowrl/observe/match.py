@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import cycle
-from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from flowrl.core.logs import log
+from flowrl.core.row_json import plain_number
 from flowrl.core.texts import decimal, plural
 from flowrl.envs.gym_envs import Make, env_name
 from flowrl.errors import SettingError, a, unknown
@@ -88,7 +88,7 @@ class Match:
         for name, each in self.players.items():
             won, drew, lost = self.results(name)
             numbers = {"won": won, "drawn": drew, "lost": lost}
-            mean, *returns = [x if isfinite(x) else None for x in (each.mean(), *each)]
+            mean, *returns = map(plain_number, (each.mean(), *each))
             found["players"][name] = {**numbers, "mean": mean, "returns": returns}
         return found
 

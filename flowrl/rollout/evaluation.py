@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from flowrl.core.compiled import jitted
+from flowrl.core.row_json import plain_number
 from flowrl.core.texts import decimal, plural
 from flowrl.envs.gym_envs import Make, autoreset_mode, env_name, guarded, make_env, one_agent
 from flowrl.envs.masks import as_declared
@@ -150,16 +150,16 @@ class Evaluation:
     def plain(self) -> dict[str, Any]:
         """Return all that is known of the episodes as plain values, for JSON.
 
-        Returns that are not finite are None, which JSON calls null.
+        Infinite returns are texts and NaN is None, as in rows.jsonl.
         """
         summary = {"mean": self.mean(), "std": self.std(), "min": self.min(), "max": self.max()}
         return {
             "episodes": len(self),
             "max_steps": self.max_steps,
-            **{name: _finite(x) for name, x in summary.items()},
+            **{name: plain_number(x) for name, x in summary.items()},
             "cut_episodes": int(self.cut.sum()),
             "different_episodes": self.different,
-            "returns": [_finite(x) for x in self],
+            "returns": [plain_number(x) for x in self],
             "lengths": self.lengths.tolist(),
             "cut": self.cut.tolist(),
         }
@@ -173,11 +173,6 @@ class Evaluation:
         )
         found = {"mean": self.mean(), "std": self.std(), "min": self.min(), "max": self.max()}
         return f"{head}: {', '.join(f'{name} {decimal(x)}' for name, x in found.items())}"
-
-
-def _finite(x: float) -> float | None:
-    """Return a number, or None if it is not finite."""
-    return x if math.isfinite(x) else None
 
 
 def noise_of(seeds: Any, first: Any, *, net: Network, explore: Explore) -> Any:

@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 from threading import Event, Lock
@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from flowrl.core.clock import TRANSFER, UPDATE, Reading, here
-from flowrl.core.events import Restarted
+from flowrl.core.events import Restarted, Warned
 from flowrl.core.remote import near
 from flowrl.core.texts import plural
 from flowrl.envs.gym_envs import steps_singly
@@ -67,7 +67,12 @@ class GymRunners(PlayingRunners):
         self.site = site
         self.environments = spec.num_runners * spec.envs_per_runner
         self.pool = self._open_pool()
-        self.requests = AsyncRequests(self._submit_sample, self.pool.wait, spec.num_runners)
+        self.requests = AsyncRequests(
+            self._submit_sample,
+            self.pool.wait,
+            spec.num_runners,
+            report_silent=self._report_silent,
+        )
         self._weights = self._no_weights()
         self._pacing: tuple[int, Fraction] | None = None
         """The largest policy lag and the updates per rollout, if requests are paced."""
@@ -363,6 +368,15 @@ class GymRunners(PlayingRunners):
         self._turns[runner] = sample.turn
         self._received_in_total += 1
         here().mark("received", f"{self.site.name}, {runner}")
+
+    def _report_silent(self, runners: Sequence[int], seconds: float) -> None:
+        """Warn of runners that may hang, for which no time-out is set."""
+        more = f" (and {len(runners) - 1} more)" if len(runners) > 1 else ""
+        text = (
+            f"runner {runners[0]}{more} has given nothing for {seconds:.0f} s; if its environment "
+            "hangs, set the `timeout` of Runners, after which such a runner is restarted"
+        )
+        self.site.stream.emit(Warned(f"{self.site.name}: {text}"))
 
     def _restart_late(self, late: LateError) -> None:
         """Restart a runner that let its oldest request wait for too long."""

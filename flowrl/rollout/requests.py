@@ -13,7 +13,7 @@ from typing import Any
 
 from flowrl.core.clock import TRANSFER, WAITING
 from flowrl.core.keeping import Keeping
-from flowrl.core.workers import Done, Failed
+from flowrl.core.workers import SILENT_SECONDS, Done, Failed
 from flowrl.graph.protocols import Future
 
 KEEP_SECONDS = 30.0
@@ -115,6 +115,8 @@ class AsyncRequests(Keeping):
         in_flight: calls to each worker at the same time (default 1).
         now: function that returns the time in seconds, by which time-outs are counted (default
             `time.monotonic`).
+        report_silent: function that is called where calls without a time-out take long, with the
+            workers that give nothing and the least seconds for which each has not (default: none).
 
     >>> from flowrl.core.workers import Done, HereWorkers
     >>> requests = AsyncRequests(lambda i: Done(10 * i), HereWorkers(0, Done).wait, count=3)
@@ -125,7 +127,10 @@ class AsyncRequests(Keeping):
 
     lasting = ("in_flight", "going", "restart_counts", "last", "issued")
     # Times and patience begin again.
-    remade = ("submit", "wait", "now", "since", "patience", "before_other", "_call_lock")
+    remade = (
+        "submit", "wait", "now", "report_silent",
+        "since", "patience", "before_other", "_reported", "_call_lock",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -134,10 +139,12 @@ class AsyncRequests(Keeping):
         count: int,
         in_flight: int = 1,
         now: Callable[[], float] = time.monotonic,
+        report_silent: Callable[[Sequence[int], float], None] | None = None,
     ) -> None:
         self.submit = submit
         self.wait = wait
         self.now = now
+        self.report_silent = report_silent
         self.in_flight = in_flight
         self.going: list[deque[Request]] = [deque() for _ in range(count)]
         """By worker: the calls without a result, the oldest first."""
@@ -159,6 +166,8 @@ class AsyncRequests(Keeping):
         """By worker: the number of the last call before other work that it was given, which is not
         over yet; None without such work.
         """
+        self._reported = [0.0] * count
+        """By worker: the most seconds for which it was reported to give nothing."""
         self._call_lock = Lock()  # for it to be known which calls go out before other work
 
     def keep(self) -> Any:
@@ -280,6 +289,8 @@ class AsyncRequests(Keeping):
             key=lambda request: request.number,
         )
         worker = oldest[self._first_done(oldest, timeout)].worker
+        if timeout is None:
+            self._report_silent(oldest)
         # From now on the worker can work on its next call, if there is one.
         self.since[worker] = self.now()
         return self.going[worker].popleft()
@@ -295,15 +306,41 @@ class AsyncRequests(Keeping):
             deadlines = [self._deadline(request, timeout) for request in oldest]
             most_urgent = min(range(len(oldest)), key=deadlines.__getitem__)
             deadline, request = deadlines[most_urgent], oldest[most_urgent]
-            seconds_left = None if timeout is None else max(0.0, deadline - self.now())
+            left = SILENT_SECONDS if timeout is None else max(0.0, deadline - self.now())
             with WAITING:
-                found = self.wait(futures, seconds_left)
+                found = self.wait(futures, left)
             if found is not None:
                 return found
+            if timeout is None:
+                self._report_silent(oldest)
+                continue
             # Other work that it has, or had until just now, puts its deadline off.
             if self._deadline(request, timeout) <= deadline:
-                waited = (timeout or 0.0) * self.patience[request.worker]
-                raise LateError(request.worker, waited)
+                raise LateError(request.worker, timeout * self.patience[request.worker])
+
+    def _report_silent(self, oldest: Sequence[Request]) -> None:
+        """Report workers that give nothing for long; again once they do so for twice as long.
+
+        Args:
+            oldest: the oldest call to each worker, in the order of the calls.
+        """
+        # Who gives nothing keeps its call, which becomes the oldest of all.
+        if self.report_silent is None or self._seconds_silent(oldest[0]) < SILENT_SECONDS:
+            return
+        silent = {request.worker: self._seconds_silent(request) for request in oldest}
+        new = [
+            worker
+            for worker, seconds in silent.items()
+            if seconds >= max(SILENT_SECONDS, 2 * self._reported[worker])
+        ]
+        if new:
+            for worker in new:
+                self._reported[worker] = silent[worker]
+            self.report_silent(sorted(new), min(silent[worker] for worker in new))
+
+    def _seconds_silent(self, request: Request) -> float:
+        """Return for how long a worker could have worked on its oldest call."""
+        return self.now() - self._deadline(request, 0.0)
 
     def _deadline(self, request: Request, timeout: float | None) -> float:
         """Return when the oldest call to a worker is late, in seconds of `now`."""

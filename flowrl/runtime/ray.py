@@ -16,7 +16,7 @@ import numpy as np
 import ray
 
 from flowrl.core.clock import Reading, traced
-from flowrl.core.events import Stream
+from flowrl.core.events import Stream, Warned
 from flowrl.core.remote import RemoteArray
 from flowrl.core.workers import INLINE_BYTES, PROCESSES_PER_CORE, Done
 from flowrl.errors import RunError, SettingError
@@ -59,6 +59,7 @@ class RayWorkers:
         processes: int | None,
         apart: bool,
         imports: Sequence[str],
+        warn: Callable[[str], None],
     ) -> None:
         """Start the processes. The workers are made with their first calls.
 
@@ -69,6 +70,7 @@ class RayWorkers:
             processes: how many processes share them; None for a number by the cluster's cores.
             apart: whether large arrays, such as rollouts, stay in the object store.
             imports: modules that every process imports first.
+            warn: function that is called with a text where a worker gives nothing for long.
 
         Raises:
             SettingError: `make` can't be pickled, or a file of `imports` can't be read.
@@ -76,6 +78,7 @@ class RayWorkers:
         processes = min(count, processes or PROCESSES_PER_CORE * len(nodes_by_core()))
         self.name = name
         self.apart = apart
+        self.warn = warn
         self.make = ray.put(for_worker(make, f"{name} (its env, wrappers, settings or policy)"))
         self.context = ray.put(context(imports))
         self.restart_counts = [0] * count
@@ -139,7 +142,7 @@ class RayWorkers:
         actor, call = self.calls[index]
         ref = call.remote(index, self.restart_counts[index], time.time(), method, *args)
         kind = PendingPacked if self.apart else Pending
-        return kind(ref, f"{self.name}, worker {index}", actor)
+        return kind(ref, f"{self.name}, worker {index}", actor, self.warn)
 
     def current(self, future: Any) -> bool:
         """Return whether the process that was called is still the one at work."""
@@ -235,7 +238,13 @@ class RaySite(NearSite):
         """Start the actors of workers; keep those that have to be `near` in this process."""
         if near:
             return super().workers(count, make, stub)
-        return RayWorkers(self.name, count, make, self.processes, self.apart, self.imports)
+        return RayWorkers(
+            self.name, count, make, self.processes, self.apart, self.imports, self._warn
+        )
+
+    def _warn(self, text: str) -> None:
+        """Report to the observers of the run that something is odd."""
+        self.stream.emit(Warned(text))
 
 
 def start(

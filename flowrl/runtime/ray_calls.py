@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import AuthenticationError
 
+from flowrl.core.workers import SILENT_SECONDS
 from flowrl.errors import FlowrlError, LostError, SettingError
 from flowrl.runtime import joining
 from flowrl.runtime.driver import missing, way_out
@@ -39,12 +40,22 @@ class Pickled:
 
 
 class Pending:
-    """The result of a call to a worker in an actor."""
+    """The result of a call to a worker in an actor.
 
-    def __init__(self, ref: Any, label: str, actor: Any) -> None:
+    Args:
+        ref: Ray's reference to it.
+        label: what to call the worker.
+        actor: the actor.
+        warn: function that is called with a text where the result is waited for for long.
+    """
+
+    def __init__(
+        self, ref: Any, label: str, actor: Any, warn: Callable[[str], None] | None = None
+    ) -> None:
         self.ref = ref
         self.label = label
         self.actor = actor
+        self.warn = warn
 
     def result(self) -> Any:
         """Wait for the result and return it.
@@ -54,7 +65,7 @@ class Pending:
             SettingError: the actor's node has no module that is needed there.
         """
         try:
-            return ray.get(self.ref)
+            return self._got()
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             if (lacking := _lacking(cause)) is not None:
@@ -68,6 +79,18 @@ class Pending:
             raise LostError(f"{self.label}'s process ended: {cause_of(error)}") from None
         except ray.exceptions.RayError as error:  # such as a result that was lost with its node
             raise LostError(f"{self.label} gave nothing: {cause_of(error)}") from None
+
+    def _got(self) -> Any:
+        """Return what Ray gives for the result, and warn wherever that takes long."""
+        waited, longer = 0.0, SILENT_SECONDS
+        while self.warn is not None:
+            try:
+                return ray.get(self.ref, timeout=longer)
+            except ray.exceptions.GetTimeoutError:
+                waited += longer
+                longer = waited
+                self.warn(f"{self.label} has given nothing for {waited:.0f} s; it works, or hangs")
+        return ray.get(self.ref)
 
     def wait(self) -> None:
         """Wait until the result is there, and leave it there."""
@@ -164,8 +187,10 @@ class PendingKept(Pending):
 class PendingPacked(Pending):
     """The result of a call whose large arrays stay in the object store."""
 
-    def __init__(self, refs: Sequence[Any], label: str, actor: Any) -> None:
-        super().__init__(refs[0], label, actor)
+    def __init__(
+        self, refs: Sequence[Any], label: str, actor: Any, warn: Callable[[str], None] | None = None
+    ) -> None:
+        super().__init__(refs[0], label, actor, warn)
         self.arrays = Stored(Pending(refs[1], label, actor))
 
     def result(self) -> Any:

@@ -556,11 +556,12 @@ def test_eval_says_what_differs_what_was_cut_and_how_actions_are_taken(
     }
 
 
-def test_returns_that_json_has_no_word_for_are_null():
+def test_returns_that_json_has_no_number_for_are_texts_and_null():
     found = fl.Evaluation(np.array([1.0, np.inf]), np.ones(2, int), np.zeros(2, bool), np.ones(2))
     with np.errstate(invalid="ignore"):
         plain = found.plain()
-    assert plain["returns"] == [1.0, None] and (plain["min"], plain["max"]) == (1.0, None)
+    assert plain["returns"] == [1.0, "Infinity"]
+    assert (plain["min"], plain["max"], plain["std"]) == (1.0, "Infinity", None)
 
 
 @pytest.mark.parametrize("sampled", [False, True])

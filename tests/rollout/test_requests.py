@@ -209,3 +209,33 @@ def test_only_a_result_that_is_no_error_ends_the_longer_time_outs_of_a_restarted
     # What was sent before the second restart says nothing about the new worker.
     late.result()
     assert patience == [6.0, 12.0] and requests.patience == [4]
+
+
+def test_workers_without_a_time_out_that_give_nothing_are_reported_ever_more_rarely():
+    now, reports, calls = [0.0], [], Calls()
+
+    def wait(futures, timeout):
+        now[0] += 1.0 if calls.there else timeout
+        if now[0] > 400:
+            calls.there = calls.made
+        return next((i for i, f in enumerate(futures) if f in calls.there), None)
+
+    requests = fl.extend.AsyncRequests(
+        calls.submit,
+        wait,
+        count=3,
+        now=lambda: now[0],
+        report_silent=lambda *report: reports.append(report),
+    )
+    requests.fill()
+    newest = calls.made[1]
+    for _ in range(70):  # worker 1 gives something every second
+        calls.there = [newest]
+        assert requests.next().worker == 1
+        requests.ask(1)
+        newest = calls.made[-1]
+    assert reports == [([0, 2], 60.0)]
+    # Then nobody does, until 400 seconds are over: 0 and 2 had been reported at 60 seconds.
+    calls.there = []
+    requests.next()
+    assert reports[1:] == [([0, 1, 2], 60.0), ([1], 120.0), ([0, 1, 2], 240.0)]

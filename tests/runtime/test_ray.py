@@ -325,17 +325,63 @@ class HangsInEvaluations(Clockwork):
 class HangsOnce(Clockwork):
     """Hangs in its 30th step, unless the file `mark` says that another did so before."""
 
-    def __init__(self, mark):
+    def __init__(self, mark, seconds=600):
         super().__init__()
-        self.mark, self.life = Path(mark), 0
+        self.mark, self.life, self.seconds = Path(mark), 0, seconds
 
     def step(self, action):
         self.life += 1
         if self.life == 30:
             with suppress(FileExistsError):  # of two that come here at once only one is to hang
                 self.mark.touch(exist_ok=False)
-                time.sleep(600)
+                time.sleep(self.seconds)
         return super().step(action)
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("ray_up")
+@pytest.mark.parametrize("graph", [fl.impala, fl.ppo])
+def test_a_runner_that_gives_nothing_for_long_is_reported_though_it_has_no_time_out(
+    graph, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("flowrl.rollout.requests.SILENT_SECONDS", 1.0)
+    mark, warnings = tmp_path / "mark", []
+
+    def watch(event):
+        warnings.extend([event.text] if mark.exists() else [])
+
+    watch.kinds = (Warned,)
+    settings = {"mark": str(mark), "seconds": 20}
+    hangs = graph(HangsOnce, num_runners=2, envs_per_runner=2, rollout_length=8)
+    hangs = hangs.set("runners.env_settings", settings)
+    with fl.run(hangs, runtime=RAY, observers=[watch]) as run:
+        while not warnings:
+            next(run)
+    assert re.search(r"runners: runner \d( \(and 1 more\))? has given nothing", warnings[0])
+    assert "set the `timeout` of Runners" in warnings[0]
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("ray_up")
+def test_an_evaluation_that_gives_nothing_for_long_is_reported(monkeypatch):
+    monkeypatch.setattr("flowrl.runtime.ray_calls.SILENT_SECONDS", 1.0)
+    warnings = []
+
+    def watch(event):
+        warnings.append(event.text)
+
+    watch.kinds = (Warned,)
+    # An evaluation has environments of its own.
+    graph = fl.ppo(SlowToMake, SMALL).insert(after="sync", play=fl.Evaluate(every=1, episodes=1))
+    with fl.run(graph, runtime=RAY, observers=[watch]) as run:
+        next(run)
+    assert any(re.match(r"runners, worker \d has given nothing for 1 s", w) for w in warnings)
+
+
+class SlowToMake(Clockwork):
+    def __init__(self):
+        super().__init__()
+        time.sleep(5)
 
 
 @pytest.mark.system
