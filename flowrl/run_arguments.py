@@ -11,7 +11,7 @@ import numpy as np
 
 from flowrl.core.events import Observer
 from flowrl.core.items import Row
-from flowrl.errors import SettingError, unknown
+from flowrl.errors import SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.observe.best import column_of
@@ -22,6 +22,7 @@ from flowrl.observe.manifest import RECORDS
 from flowrl.observe.record import Record, Recorder
 from flowrl.observe.sinks import columns
 from flowrl.observe.snapshots import Snapshots
+from flowrl.runtime import unknown_runtime
 from flowrl.runtime.base import Runtime
 
 Until = Callable[[Row], bool] | str | None
@@ -32,8 +33,6 @@ RUNTIMES = {
     "xla": ("flowrl.runtime.xla", "XlaRuntime"),
 }
 """By name of a runtime: its module and class, imported when it is used."""
-DEVICES = ("cpu", "gpu", "cuda", "tpu")
-"""Names of devices, which are no runtimes."""
 
 
 def check_seed(seed: Any) -> None:
@@ -172,10 +171,7 @@ def as_runtime(runtime: str | Runtime) -> Runtime:
     if not isinstance(runtime, str):
         return runtime
     if runtime not in RUNTIMES:
-        text = unknown("runtime", runtime, RUNTIMES)
-        if runtime.lower() in DEVICES:
-            text += "; they use a GPU by themselves if JAX finds one"
-        raise SettingError(text)
+        raise SettingError(unknown_runtime(runtime))
     module, name = RUNTIMES[runtime]
     made: Runtime = getattr(importlib.import_module(module), name)()
     return made
