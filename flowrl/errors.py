@@ -236,6 +236,11 @@ NOT_THE_USERS = (
 )
 """How the names of files begin that no user wrote: flowrl's, Python's own, and what is no file."""
 
+HINTS = dict.fromkeys(
+    [("runtime", device) for device in ("cpu", "gpu", "cuda", "tpu")],
+    "; they use a GPU by themselves if JAX finds one",
+)
+"""What to add to the message for an unknown name, by its kind and the name."""
 FOREIGN = {
     "clip": "clip_ratio",
     "clip_coef": "clip_ratio",
@@ -316,4 +321,5 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     nearest = nearest or sorted(begun, key=len)[:1]
     nearest = nearest or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
-    return f"unknown {kind} '{name}'{hint} Known: {', '.join(names) or 'none'}"
+    more = HINTS.get((kind, name.lower()), "")
+    return f"unknown {kind} '{name}'{hint} Known: {', '.join(names) or 'none'}{more}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from flowrl.core.events import Observer
 from flowrl.core.items import Row
-from flowrl.errors import SettingError
+from flowrl.errors import SettingError, unknown
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.observe.best import column_of
@@ -22,7 +22,6 @@ from flowrl.observe.manifest import RECORDS
 from flowrl.observe.record import Record, Recorder
 from flowrl.observe.sinks import columns
 from flowrl.observe.snapshots import Snapshots
-from flowrl.runtime import unknown_runtime
 from flowrl.runtime.base import Runtime
 
 Until = Callable[[Row], bool] | str | None
@@ -171,7 +170,7 @@ def as_runtime(runtime: str | Runtime) -> Runtime:
     if not isinstance(runtime, str):
         return runtime
     if runtime not in RUNTIMES:
-        raise SettingError(unknown_runtime(runtime))
+        raise SettingError(unknown("runtime", runtime, RUNTIMES))
     module, name = RUNTIMES[runtime]
     made: Runtime = getattr(importlib.import_module(module), name)()
     return made

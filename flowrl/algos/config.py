@@ -29,7 +29,7 @@ from flowrl.core.new_files import write_new
 from flowrl.errors import FlowrlError, SaveError, SettingError, a, unknown
 from flowrl.graph import values
 from flowrl.graph.graph import Graph
-from flowrl.runtime import NAMES, unknown_runtime
+from flowrl.runtime import NAMES
 
 
 @dataclass(frozen=True)
@@ -389,7 +389,7 @@ def _word(value: Any, where: str) -> str:
 def _runtime(value: Any, where: str) -> str:
     """Return the name of a runtime."""
     if value not in NAMES:
-        raise SettingError(unknown_runtime(str(value)), where)
+        raise SettingError(unknown("runtime", str(value), NAMES), where)
     return str(value)
 
 
