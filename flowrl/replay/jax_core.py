@@ -60,6 +60,11 @@ class Core:
         """Whether it is sampled in sequences."""
         return self.spec.sequence_length is not None
 
+    @property
+    def _flag_names(self) -> tuple[str, ...]:
+        """The names of the flags of rows by which it is found out what may be sampled."""
+        return ("valid", "over", "begins") if self._whole else ("valid", "over")
+
     def empty(self, key: Array, *, fields: Types, carries: Types = ()) -> State:
         """Return the state of an empty replay.
 
@@ -71,9 +76,7 @@ class Core:
         rows, rollouts = (self.rows, self.envs), (self.rows // self.rollout_length, self.envs)
         data = {name: jnp.zeros((*rows, *shape), dtype) for name, shape, dtype in fields}
         data |= {name: jnp.zeros((*rollouts, *shape), dtype) for name, shape, dtype in carries}
-        flags = {name: jnp.zeros(rows, bool) for name in ("over", "valid", "usable")}
-        if self._whole:
-            flags["begins"] = jnp.zeros(rows, bool)
+        flags = {name: jnp.zeros(rows, bool) for name in (*self._flag_names, "usable")}
         # By environment: `head` is the row after the newest, `count` the rows ever added, `due` the
         # number of the step with which it goes on. `turn` counts the samples taken.
         return {
@@ -103,6 +106,7 @@ class Core:
             "stamp": jnp.zeros((self.rows, self.envs), jnp.int32),
             "highest": jnp.float32(1),
             "tree": empty_tree(self.rows * self.envs),
+            "usable_count": jnp.int32(0),
         }
 
     def add(self, state: State, data: Fields, end: Fields, first: Array, *, low: int) -> State:
@@ -120,43 +124,60 @@ class Core:
         steps, columns = data["reward"].shape
         mine = slice(low, low + columns)
         interrupted = (state["count"][mine] > 0) & (state["due"][mine] != first)
-        state = self._cut(state, mine, interrupted)
         head = state["head"][low]
+        # Those before the rollout that its steps complete, its own, and the one after it.
         rows = (head + jnp.arange(-self.spec.reach, steps + 1)) % self.rows
+        # Each flag is read once, then written once: XLA would copy all of it between two writes.
+        old = {name: state[name][rows][:, mine] for name in self._flag_names}
+        flags = self._flags(old, data, interrupted)
+        was_usable = state["usable"][rows][:, mine]
+        flags["usable"] = _once_read(flags["usable"], was_usable)
         stored = self._stored(state, data, end, low)
-        ended = (head + steps) % self.rows
-        new_valid = _put(state["valid"], data["valid"], head, low)
-        # The row after the rollout holds its final observation, and no step.
-        valid = _put(new_valid, jnp.zeros((1, columns), bool), ended, low)
-        over = _put(state["over"], data["terminated"] | data["truncated"], head, low)
-        if self.spec.n_step > 1:
-            # An agent that takes turns may have none in a rollout, before which its returns end.
-            newest = (head - 1) % self.rows
-            ends = state["valid"][newest, mine] & ~data["valid"][0]
-            over = over.at[newest, mine].set(over[newest, mine] | ends)
-        begun = {}
-        if self._whole:
-            begins = jnp.zeros((steps, columns), bool).at[0].set(True)
-            begun["begins"] = _put(state["begins"], begins, head, low)
-            usable = self._usable_sequences(begun["begins"], rows, mine)
-        else:
-            usable = self._usable(valid, over, rows, mine)
         new = {
             **state,
             "data": stored,
-            "valid": valid,
-            "over": over,
-            **begun,
-            "usable": state["usable"].at[rows, mine].set(usable),
-            "head": state["head"].at[mine].set(ended),
+            **{name: state[name].at[rows, mine].set(x) for name, x in flags.items()},
+            "head": state["head"].at[mine].set((head + steps) % self.rows),
             "count": state["count"].at[mine].add(steps),
             "due": state["due"].at[mine].set(first + steps),
         }
         if self.spec.normalize_rewards:
             new |= self._moments(state, data, mine, interrupted)
         if self.spec.prioritized:
-            new |= self._weighed(state, stored, usable, rows, mine)
+            new |= self._weighed(state, stored, was_usable, flags["usable"], rows, mine)
         return new
+
+    def _flags(self, old: Fields, data: Fields, interrupted: Array) -> Fields:
+        """Return the flags ``[reach + T + 1, B]`` of the rows that a rollout touches.
+
+        Args:
+            old: what they were.
+            data: the fields of the rollout, ``[T, B, ...]``.
+            interrupted: by environment, whether it does not follow on the rows before it ``[B]``.
+        """
+        before = {name: x[: self.spec.reach] for name, x in old.items()}
+        over = data["terminated"] | data["truncated"]
+        # The row after the rollout holds its final observation, and no step.
+        none = jnp.zeros_like(over[:1])
+        if self._whole:
+            begins = jnp.zeros_like(over).at[0].set(True)
+            begins = jnp.concatenate([before["begins"] & ~interrupted, begins, none])
+            # A sequence ends before the row after the rollout.
+            whole = jnp.arange(len(begins)) <= len(begins) - 1 - self.spec.reach
+            return {
+                "begins": begins,
+                "valid": jnp.concatenate([before["valid"], data["valid"], none]),
+                "over": jnp.concatenate([before["over"], over, none]),
+                "usable": begins & whole[:, None],
+            }
+        valid = before["valid"] & (~interrupted | self._ended_before_newest(before["over"]))
+        if self.spec.n_step > 1:
+            # An agent that takes turns may have none in a rollout, before which its returns end.
+            ends = valid[-1] & ~data["valid"][0]
+            before["over"] = before["over"].at[-1].set(before["over"][-1] | ends)
+        valid = jnp.concatenate([valid, data["valid"], none])
+        over = jnp.concatenate([before["over"], over, none])
+        return {"valid": valid, "over": over, "usable": self._usable(valid, over)}
 
     def _moments(self, state: State, data: Fields, mine: slice, interrupted: Array) -> State:
         """Return discounted returns and their moments after a rollout, as `RewardScale` does."""
@@ -184,31 +205,41 @@ class Core:
             stored[name] = _put(stored[name], end[name][None], (head + steps) % self.rows, low)
         return stored
 
-    def _usable(self, valid: Array, over: Array, rows: Array, mine: slice) -> Array:
-        """Return which of some rows, the last ones of environments, may be sampled."""
-        usable = valid[rows][:, mine]
-        ended = jnp.zeros(usable.shape[1], bool)
+    def _usable(self, valid: Array, over: Array) -> Array:
+        """Return which of the last rows of environments, and the one after, may be sampled."""
+        usable, ended = valid, jnp.zeros_like(over[0])
         # The last rows wait for what comes, unless their episode is over.
         for back in range(1, self.spec.n_step):
-            ended = ended | over[rows[-1 - back], mine]
+            ended = ended | over[-1 - back]
             usable = usable.at[-1 - back].set(usable[-1 - back] & ended)
         return usable
 
-    def _usable_sequences(self, begins: Array, rows: Array, mine: slice) -> Array:
-        """Return which of some rows, the last ones of environments, begin a whole sequence."""
-        # The last of them is the observation after the newest row, which is no row itself.
-        whole = jnp.arange(len(rows)) <= len(rows) - 1 - self.spec.reach
-        return begins[rows][:, mine] & whole[:, None]
+    @staticmethod
+    def _ended_before_newest(over: Array) -> Array:
+        """Return of which rows, the last ones ``[n, B]``, the episode ended before the newest row.
+
+        The next rollout overwrites the observation after the newest row. Where it does not follow
+        on that row, no return that reaches it can be sampled, even if its episode ended there; one
+        whose episode ended before it can.
+        """
+        return jnp.cumsum(over.at[-1].set(False)[::-1], axis=0)[::-1] > 0
 
     def _weighed(
-        self, state: State, stored: State, usable: Array, rows: Array, mine: slice
+        self,
+        state: State,
+        stored: State,
+        was_usable: Array,
+        usable: Array,
+        rows: Array,
+        mine: slice,
     ) -> State:
-        """Return stamps, highest priority and sum tree after a rollout was added.
+        """Return stamps, highest priority, sum tree and count of rows after a rollout was added.
 
         Args:
             state: before it was added.
             stored: the fields with those of the rollout.
-            usable: by row of `rows` and environment, whether it may be sampled now.
+            was_usable: by row of `rows` and environment, whether it could be sampled before.
+            usable: whether it may be sampled now.
             rows: the rows that adding touched: the n before the rollout, its own, and the one
                 after it.
             mine: the environments of the rollout.
@@ -224,27 +255,13 @@ class Core:
         slots = rows[:, None] * self.envs + jnp.arange(mine.start, mine.stop)
         # A row before the rollout that could be sampled keeps the priority of an update.
         before = (jnp.arange(len(rows)) < self.spec.reach)[:, None]
-        was_usable = state["usable"][rows][:, mine] & before
-        weights = jnp.where(was_usable, state["tree"]["leaves"][slots], fresh)
+        weights = jnp.where(was_usable & before, state["tree"]["leaves"][slots], fresh)
         return {
             "stamp": _put(state["stamp"], stamps, state["head"][mine.start], mine.start),
             "highest": jnp.maximum(state["highest"], jnp.max(fresh)),
             "tree": set_weights(state["tree"], slots, jnp.where(usable, weights, 0.0)),
+            "usable_count": state["usable_count"] + jnp.sum(usable) - jnp.sum(was_usable),
         }
-
-    def _cut(self, state: State, mine: slice, interrupted: Array) -> State:
-        """Return the state in which rows that need what was interrupted can't be sampled."""
-        # Rows run from the newest back. The next rollout overwrites the observation after the
-        # newest row, so no return that reaches the newest row can be sampled, even if its episode
-        # ended there; one whose episode ended before it can.
-        rows = (state["head"][mine.start] - 1 - jnp.arange(self.spec.reach)) % self.rows
-        if self._whole:
-            begins = state["begins"][rows][:, mine] & ~interrupted
-            return {**state, "begins": state["begins"].at[rows, mine].set(begins)}
-        over = state["over"][rows][:, mine]
-        ended = jnp.cumsum(over.at[0].set(False), axis=0) > 0
-        valid = state["valid"][rows][:, mine] & (~interrupted | ended)
-        return {**state, "valid": state["valid"].at[rows, mine].set(valid)}
 
     def sample(
         self, state: State, *, size: int
@@ -266,11 +283,11 @@ class Core:
         after = {**state, "turn": state["turn"] + 1}
         if self._whole:
             rows, more = self._sequences(state, slots, valid)
-            after["head"] = _once_read(state["head"], (rows, more))
+            after["head"] = _once_read(state["head"], (rows, more, columns))
             weights = {name: jnp.broadcast_to(x, rows["valid"].shape) for name, x in weight.items()}
             return after, {**rows, **weights}, {**more, **columns}
         found = self._transitions(state, slots)
-        after["head"] = _once_read(state["head"], found)
+        after["head"] = _once_read(state["head"], (found, valid, columns))
         data = {**found, **weight, "valid": valid}
         return after, {name: x[None] for name, x in data.items()}, columns
 
@@ -278,7 +295,7 @@ class Core:
         """Return slots sampled by priority, and their importance weights."""
         shares = (scattered(size) + jax.random.uniform(key, (size,))) / size
         slots = find(state["tree"], shares)
-        count, priority = jnp.sum(state["usable"].reshape(-1)), state["tree"]["leaves"][slots]
+        count, priority = state["usable_count"], state["tree"]["leaves"][slots]
         weights = (count * priority / jnp.sum(state["tree"]["tops"])) ** -self._beta(state)
         # Rounding may end at a slot that can't be sampled, whose weight would be infinite.
         weights = jnp.where(priority > 0, weights, 0.0)
@@ -372,6 +389,7 @@ class Core:
         weights = jnp.where(there, powers, state["tree"]["leaves"][slots])
         return {
             **state,
+            "head": _once_read(state["head"], there),
             "tree": set_weights(state["tree"], slots, weights),
             "highest": jnp.maximum(state["highest"], jnp.max(jnp.where(there, powers, 0.0))),
         }
@@ -386,14 +404,18 @@ def _put(whole: Array, part: Array, row: Array, low: int) -> Array:
     return jax.lax.dynamic_update_slice(whole, part.astype(whole.dtype), start)
 
 
-def _once_read(head: Array, sampled: Any) -> Array:
-    """Return `head` as it is, but computed from what was sampled.
+def _once_read(new: Array, read: Any) -> Array:
+    """Return an array as it is, but computed from what was read of the replay.
 
-    The next rollout is then written after the replay was read. A program of several rounds may
-    else write first, for which it copies the whole replay in every round.
+    What is written by it is then written after that was read. A program of several rounds may else
+    write first, for which it copies the whole replay in every round.
+
+    Args:
+        new: what is written, or the row at which the next rollout is.
+        read: arrays that were read.
     """
-    for x in jax.tree.leaves(sampled):
+    for x in jax.tree.leaves(read):
         bits = jax.lax.bitcast_convert_type(x.reshape(-1)[0].astype(jnp.float32), jnp.uint32)
         # It is 0, which XLA does not see.
-        head = head + ((bits >> 16) >> 16).astype(head.dtype)
-    return head
+        new = new + ((bits >> 16) >> 16).astype(new.dtype)
+    return new
