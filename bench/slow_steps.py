@@ -120,7 +120,7 @@ def starting() -> tuple[float, float]:
             ray.get([actor.up.remote() for actor in actors])
         else:
             pool = RayWorkers(
-                "runners", RUNNERS, partial(Runner, spec, "runners", 0), None, False, ()
+                "runners", RUNNERS, partial(Runner, spec, "runners", 0), None, False, (), print
             )
             for future in [pool.submit(i, "keep") for i in range(RUNNERS)]:
                 future.result()

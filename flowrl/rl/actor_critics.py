@@ -79,12 +79,17 @@ class ActorCritics(nnx.Module):
         numbers: Array = self.action(self.actor(self.encoder(obs)))
         return numbers
 
-    def critic(self, obs: Array, action: Array) -> Array:
-        """Return the values ``[critics, N]`` that the critics give to actions ``[N, d]``."""
+    def critic(self, obs: Array, action: Array, count: int | None = None) -> Array:
+        """Return the values ``[count, N]`` that critics give to actions ``[N, d]``.
+
+        Args:
+            obs: observations ``[N, ...]``.
+            action: actions in [-1, 1].
+            count: of how many critics, the first ones; None: all (default None).
+        """
         x = jnp.concatenate([self.encoder(obs), action], axis=-1)
-        return jnp.stack(
-            [value(trunk(x))[:, 0] for trunk, value in zip(self.critics, self.values, strict=True)]
-        )
+        pairs = [*zip(self.critics, self.values, strict=True)][:count]
+        return jnp.stack([value(trunk(x))[:, 0] for trunk, value in pairs])
 
 
 class SACNetwork(ActorCritics):

@@ -37,7 +37,8 @@ class TD3Loss(Loss):
     (Lillicrap et al. 2016, algorithm 1).
 
     The module is `fl.networks.TD3Network` or one like it: the mode of what a call returns is the
-    action, and ``critic(obs, action)`` returns the values ``[critics, N]`` of actions in [-1, 1].
+    action, ``critic(obs, action)`` returns the values ``[critics, N]`` of actions in [-1, 1], and
+    ``critic(obs, action, 1)`` those ``[1, N]`` of the first critic, by which the actor learns.
 
     Args:
         target_noise: standard deviation of the noise on target actions, where 1 is half the range
@@ -82,7 +83,9 @@ class TD3Loss(Loss):
         # The actor must not train the critics: it follows their gradient by its actions alone.
         fixed = jax.lax.stop_gradient(params)
         action = policy(params, batch["obs"])[0].mode()
-        actor_loss = -mean(policy(fixed, batch["obs"], action, method="critic")[0], valid)
+        # Not `[0]` of all of them: XLA would compute the others, and their gradients, for nothing.
+        (value,) = policy(fixed, batch["obs"], action, 1, method="critic")
+        actor_loss = -mean(value, valid)
         return {"critic": critic_loss, "actor": actor_loss}, {
             "q_mean": mean(target, valid),
             "td_error": mean(jnp.abs(error).mean(0), valid),

@@ -16,6 +16,7 @@ from flowrl.graph.values import from_text, to_text
 from flowrl.learner.core import core_of
 from flowrl.rl.distributions import TanhGaussian
 from flowrl.rl.function_loss import call_loss
+from flowrl.rl.policies import Weights, network
 from flowrl.rl.spaces import Spaces
 
 N, WIDTH, CRITICS = 12, 2, 3
@@ -24,11 +25,11 @@ SPACES = Spaces(OBS, ACTION)
 POLICY = fl.Policy(fl.networks.TD3Network, hidden=(8,))
 
 
-def policy(params, obs, action=None, method=""):
+def policy(params, obs, action=None, count=None, method=""):
     """An actor and three critics that are linear in observation and action."""
     if method:
         return jnp.stack(
-            [obs @ w + action @ v for w, v in zip(params["w"], params["v"], strict=False)]
+            [obs @ w + action @ v for w, v in zip(params["w"], params["v"], strict=False)][:count]
         )
     mean = obs @ params["actor"]
     return TanhGaussian(mean, jnp.zeros_like(mean)), jnp.zeros(obs.shape[0])
@@ -86,6 +87,23 @@ def test_the_actor_trains_no_critic_and_the_critics_train_no_actor():
     np.testing.assert_allclose(whole["actor"], part["actor"]["actor"], rtol=1e-5)
     assert part["actor"]["actor"].any() and not part["actor"]["w"].any()
     assert part["critic"]["w"].any() and not part["critic"]["actor"].any()
+
+
+def test_the_actor_learns_by_one_critic_and_no_other_is_computed_for_it():
+    def products(critics):
+        made = fl.Policy(fl.networks.TD3Network, hidden=(8, 8), critics=critics)
+        net = network(made, SPACES)
+        weights = net.init(jax.random.key(0))
+
+        def bound(params, *args, method=""):
+            now = Weights(params, weights.rest)
+            return net.call(method, now, *args)[0] if method else net.apply(now, *args)[:2]
+
+        batch = {**example()[1], "target_params": weights.params}
+        actor = lambda params: fl.losses.TD3Loss()(bound, params, batch)[0]["actor"]
+        return jax.jit(jax.grad(actor)).lower(weights.params).compile().as_text().count(" dot(")
+
+    assert products(1) == products(4) > 6
 
 
 # -- the optimisers of groups
