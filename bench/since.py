@@ -27,16 +27,24 @@ MEASURE = "--measure"
 OFF = {"envs_per_runner": 1, "rollout_length": 1, "learning_starts": 300, "report_every": 20}
 STEPS = {"updates_per_step": 1, "batch_size": 256}
 WIDE = {"hidden": (256, 256), "rollout_length": 4, "updates_per_step": 0.25, "batch_size": 32}
+EARLY = {"learning_starts": 300, "report_every": 20}
 BROAD = {"envs_per_runner": 256, "batch_size": 32_768, "minibatch_size": 8_192}
 CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "ppo, CartPole": ("local", lambda: fl.ppo("CartPole-v1")),
     "impala, CartPole": ("local", lambda: fl.impala("CartPole-v1")),
     "dqn, 256-256": ("local", lambda: fl.dqn("CartPole-v1", **{**OFF, **WIDE})),
     "td3, 256-256": ("local", lambda: fl.td3("Pendulum-v1", **OFF, **STEPS)),
+    "sac, 256-256": ("local", lambda: fl.sac("Pendulum-v1", **OFF, **STEPS)),
+    "rainbow, CartPole": ("local", lambda: fl.rainbow("CartPole-v1", **EARLY)),
     "ppo, 4 environments": ("xla", lambda: fl.ppo("gymnax:CartPole-v1", envs_per_runner=4)),
     "ppo, 256 environments": ("xla", lambda: fl.ppo("gymnax:CartPole-v1", **BROAD)),
     "impala, gymnax": ("xla", lambda: fl.impala("gymnax:CartPole-v1")),
     "es, gymnax": ("xla", lambda: fl.es("gymnax:CartPole-v1")),
+    "td3, 256-256, gymnax": ("xla", lambda: fl.td3("gymnax:Pendulum-v1", **OFF, **STEPS)),
+    "sac, 256-256, gymnax": ("xla", lambda: fl.sac("gymnax:Pendulum-v1", **OFF, **STEPS)),
+    "dqn, 256-256, gymnax": ("xla", lambda: fl.dqn("gymnax:CartPole-v1", **{**OFF, **WIDE})),
+    "rainbow, gymnax": ("xla", lambda: fl.rainbow("gymnax:CartPole-v1", **EARLY)),
+    "apex, 2 runners": ("ray", lambda: fl.apex("CartPole-v1", num_runners=2, **EARLY)),
     "impala, 2 runners": ("ray", lambda: fl.impala("CartPole-v1", num_runners=2)),
 }
 """By name: the runtime and the graph."""
