@@ -327,16 +327,15 @@ class AsyncRequests(Keeping):
         # Who gives nothing keeps its call, which becomes the oldest of all.
         if self.report_silent is None or self._seconds_silent(oldest[0]) < SILENT_SECONDS:
             return
-        silent = {request.worker: self._seconds_silent(request) for request in oldest}
-        new = [
-            worker
-            for worker, seconds in silent.items()
-            if seconds >= max(SILENT_SECONDS, 2 * self._reported[worker])
-        ]
-        if new:
-            for worker in new:
-                self._reported[worker] = silent[worker]
-            self.report_silent(sorted(new), min(silent[worker] for worker in new))
+        found = {}
+        for request in oldest:
+            worker, seconds = request.worker, self._seconds_silent(request)
+            late = seconds >= max(SILENT_SECONDS, 2 * self._reported[worker])
+            # A result may lie there because nobody asked for it, such as at a prompt.
+            if late and self.wait([request.future], 0.0) is None:
+                found[worker] = self._reported[worker] = seconds
+        if found:
+            self.report_silent(sorted(found), min(found.values()))
 
     def _seconds_silent(self, request: Request) -> float:
         """Return for how long a worker could have worked on its oldest call."""

@@ -215,7 +215,8 @@ def test_workers_without_a_time_out_that_give_nothing_are_reported_ever_more_rar
     now, reports, calls = [0.0], [], Calls()
 
     def wait(futures, timeout):
-        now[0] += 1.0 if calls.there else timeout
+        if timeout:
+            now[0] += 1.0 if calls.there else timeout
         if now[0] > 400:
             calls.there = calls.made
         return next((i for i, f in enumerate(futures) if f in calls.there), None)
@@ -239,3 +240,9 @@ def test_workers_without_a_time_out_that_give_nothing_are_reported_ever_more_rar
     calls.there = []
     requests.next()
     assert reports[1:] == [([0, 1, 2], 60.0), ([1], 120.0), ([0, 1, 2], 240.0)]
+    # What was there while nobody asked was not late.
+    requests.fill()
+    now[0] += 10_000
+    calls.there = calls.made
+    assert [requests.next().worker for _ in range(3)]
+    assert len(reports) == 4
