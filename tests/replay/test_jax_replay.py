@@ -234,6 +234,10 @@ def test_a_priority_outlasts_the_rollouts_that_follow(n):
         kept = slots[(stamps == now) & np.asarray(state["usable"]).ravel()[slots]]
         assert len(kept) > 3
         np.testing.assert_array_equal(state["tree"]["leaves"][kept], before["tree"]["leaves"][kept])
+        # What a new row overwrote had a priority, which is not the new row's.
+        stamp = np.asarray(state["stamp"])
+        fresh = np.flatnonzero((stamp == stamp.max()) & state["usable"])
+        assert len(fresh) and (state["tree"]["leaves"][fresh] == state["highest"]).all()
 
 
 def test_sampled_rewards_are_divided_by_the_deviation_of_all_returns_so_far():
