@@ -46,9 +46,6 @@ many steps; SBX steps Gymnasium's, as above.
 | algorithm | steps between updates | flowrl, one program | SBX | ratio |
 |---|---:|---:|---:|---:|
 {programs}
-
-Of flowrl's update of TD3 with these networks, the products of matrices take about two thirds of the
-time on this machine; what is left to be won is the rest, and what each step costs beside it.
 """
 
 
