@@ -136,8 +136,7 @@ class Progress:
     def _totals(self) -> Text | Group:
         """Return the numbers of the newest Row under their names."""
         if self.row is None:
-            # Until the first Row a run mostly compiles.
-            return Text(f"compiling, {time.perf_counter() - self.began:.0f} s")
+            return Text(f"starting, {time.perf_counter() - self.began:.0f} s")
         row = self.row
         goal = f" of {self.steps:,}" if self.steps else ""
         cells = {
@@ -177,7 +176,7 @@ def alive(profile: Profile | None, seconds: float) -> str:
     sampled = 0
     if profile is not None:
         sampled = sum(counts.get("sampled_steps", 0) for counts in profile.counts.values())
-    what = f"{sampled:,} steps sampled" if sampled else "compiling"
+    what = f"{sampled:,} steps sampled" if sampled else "starting"
     return f"{what}, {duration(seconds)}"
 
 

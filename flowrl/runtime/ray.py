@@ -363,9 +363,15 @@ class RayRuntime:
         """
         # Which node a process is on is not known here, so 0 stands for one thread a core of it.
         threads = self.threads or plan.threads or 0
-        act = partial(started, imports=self.imports, threads=threads)
+        events = stream or Stream()
+        act = partial(
+            started,
+            imports=self.imports,
+            threads=threads,
+            warn=lambda text: events.emit(Warned(text)),
+        )
         more = {"processes": self.processes, "apart": bool(self.place), "imports": self.imports}
-        place = Placed(plan, seed, act, self.place, RaySite, stream=stream, **more)
+        place = Placed(plan, seed, act, self.place, RaySite, stream=events, **more)
         return Session(plan, place, Threads, partial(self._start, plan), threads=self.threads)
 
     def _start(self, plan: Plan) -> Callable[[], None]:

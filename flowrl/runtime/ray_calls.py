@@ -105,13 +105,14 @@ class PendingKept(Pending):
     """The result of a call to keepers, whose processes answer while they work if they do not hang.
 
     A function that never ends in a process that answers is waited for without an end, and so is a
-    process that has not started, for Ray may wait until what it asks for is free. Of a group, which
-    does the same in all its processes, the result is that of the first. If one of them ends or
-    hangs, the others wait for it in vain, or fail because of it: then it is what is reported.
+    process that has not started, for Ray may wait until what it asks for is free; a warning says
+    so. Of a group, which does the same in all its processes, the result is that of the first. If
+    one of them ends or hangs, the others wait for it in vain, or fail because of it: then it is
+    what is reported.
 
     Args:
         keepers: by Ray's reference to its result, the keeper that was called; each notes in
-            `answered` whether it ever answered.
+            `answered` whether it ever answered, and until then reports that it waits.
         label: what to call them together.
     """
 
@@ -162,6 +163,8 @@ class PendingKept(Pending):
                 f"{keeper.name}'s process has not answered for {HUNG_SECONDS:g} s: it hangs, or "
                 "was stopped"
             )
+        else:
+            keeper.report_waiting()
 
     def _check(self, refs: Sequence[Any]) -> None:
         """Raise the error of one of these calls, which are done, if there is one.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +12,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flowrl.core.clock import Reading, traced
+from flowrl.core.workers import SILENT_SECONDS
 from flowrl.errors import LostError
 from flowrl.runtime.driver import context
 from flowrl.runtime.group import Member, needed
@@ -92,6 +94,8 @@ class RayActor:
         imports: Sequence[str] = (),
         threads: int = 1,
         kind: type[Keeper] = Keeper,
+        *,
+        warn: Callable[[str], None],
     ) -> None:
         """Start the process.
 
@@ -103,6 +107,7 @@ class RayActor:
             imports: modules that it imports first.
             threads: of XLA; 0: one a core, of a group's members its share.
             kind: the class of its keeper.
+            warn: function that is called with a text where the process does not start for long.
         """
         # Variables come by a runtime_env, for JAX must not be imported before they are set.
         amounts = requested_amounts(wanted, resource, node_amounts())
@@ -126,6 +131,10 @@ class RayActor:
         self.actor = remote.remote(context(imports))
         self.answered = False
         """Whether it has answered a call: until then Ray may wait for what it asks for."""
+        self.amounts = amounts
+        self.warn = warn
+        self.begun, self.reported = time.monotonic(), 0.0
+        """When Ray was asked to start it, and how long that was ago when it was reported last."""
 
     def submit(self, method: str, *args: Any, sent: Sequence[Any] = ()) -> PendingKept:
         """Call a method of the keeper, and return its pending result."""
@@ -139,6 +148,19 @@ class RayActor:
             return {self.name: spent}
         return {self.name: Reading()}
 
+    def report_waiting(self) -> None:
+        """Warn where the process has not answered once for long, and where that has doubled."""
+        seconds = time.monotonic() - self.begun
+        if seconds < max(SILENT_SECONDS, 2 * self.reported):
+            return
+        self.reported = seconds
+        asked = " and ".join(f"{amount:g} {kind}" for kind, amount in self.amounts.items())
+        why = f"Ray may wait until {asked} is free on a node: " if asked else ""
+        self.warn(
+            f"{self.name}'s process has not answered in the {seconds:.0f} s since it was asked to "
+            f"start; {why}`ray status` shows what the cluster has and what is in use"
+        )
+
     def end(self) -> None:
         """End the process."""
         ray.kill(self.actor)
@@ -148,7 +170,13 @@ class RayGroup:
     """The processes of a group, as one: all of them do what is asked, and the first answers."""
 
     def __init__(
-        self, name: str, wanted: Actor, imports: Sequence[str] = (), threads: int = 0
+        self,
+        name: str,
+        wanted: Actor,
+        imports: Sequence[str] = (),
+        threads: int = 0,
+        *,
+        warn: Callable[[str], None],
     ) -> None:
         """Start the processes, and let them meet.
 
@@ -157,6 +185,7 @@ class RayGroup:
             wanted: the placement.
             imports: modules that each process imports first.
             threads: as of `RayActor`.
+            warn: as of `RayActor`.
 
         Raises:
             LostError: a process ended before all had met.
@@ -168,7 +197,7 @@ class RayGroup:
         try:
             for index in range(wanted.count):
                 label = f"{name}, {index}"
-                actor = RayActor(label, wanted, True, index, imports, threads, RayMember)
+                actor = RayActor(label, wanted, True, index, imports, threads, RayMember, warn=warn)
                 self.members.append(actor)
             address = self.members[0].submit("address").result()
             joins = [(address, wanted.count, index) for index in range(wanted.count)]
@@ -213,7 +242,13 @@ class RayGroup:
 
 
 def started(
-    name: str, wanted: Actor, index: int | None, imports: Sequence[str] = (), threads: int = 0
+    name: str,
+    wanted: Actor,
+    index: int | None,
+    imports: Sequence[str] = (),
+    threads: int = 0,
+    *,
+    warn: Callable[[str], None],
 ) -> Remote:
     """Start the process of a placement, or the group of a resource that has several.
 
@@ -224,9 +259,10 @@ def started(
             resource.
         imports: modules that it imports first.
         threads: of XLA for a resource; 0: one a core.
+        warn: as of `RayActor`.
     """
     if index is not None:
-        return RayActor(name, wanted, False, index, imports)
+        return RayActor(name, wanted, False, index, imports, warn=warn)
     if wanted.count > 1:
-        return RayGroup(name, wanted, imports, threads)
-    return RayActor(name, wanted, True, 0, imports, threads)
+        return RayGroup(name, wanted, imports, threads, warn=warn)
+    return RayActor(name, wanted, True, 0, imports, threads, warn=warn)

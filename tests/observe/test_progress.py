@@ -64,10 +64,10 @@ def test_where_no_row_closes_for_long_a_line_says_that_the_run_goes_on(monkeypat
             time.sleep(0.01)
         return text in out.getvalue()
 
-    assert says("compiling, 0 s")
+    assert says("starting, 0 s")
     # However long it takes to begin.
     progress.began -= 7_200
-    assert says("compiling, 2:00:0")
+    assert says("starting, 2:00:0")
     progress(Started(None, lambda: Profile(counts={("sample", "runners"): counts})))
     counts["sampled_steps"] = 3200
     assert says("3,200 steps sampled, ")

@@ -9,11 +9,13 @@ import sys
 import textwrap
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+import ray
 
 import flowrl as fl
 from conftest import RAY, runner_pids
@@ -385,6 +387,36 @@ def test_an_evaluation_that_gives_nothing_for_long_is_reported(monkeypatch):
     with fl.run(graph, runtime=RAY, observers=[watch]) as run:
         next(run)
     assert any(re.match(r"runners, worker \d has given nothing for 1 s", w) for w in warnings)
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("ray_up")
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_process_that_waits_for_what_it_asks_for_is_reported(count, monkeypatch):
+    monkeypatch.setattr("flowrl.runtime.ray_calls.ASKING_SECONDS", 0.5)
+    monkeypatch.setattr("flowrl.runtime.ray_calls.HUNG_SECONDS", 10.0)
+    monkeypatch.setattr("flowrl.runtime.ray_keepers.SILENT_SECONDS", 2.0)
+    cores = ray.cluster_resources()["CPU"]
+    # Another user of the cluster has all of its cores until the first warning.
+    other = ray.remote(num_cpus=cores)(lambda: time.sleep(600)).remote()
+    while ray.available_resources().get("CPU"):
+        time.sleep(0.1)
+    warnings = []
+
+    def watch(event):
+        warnings.append(event.text)
+        ray.cancel(other, force=True)
+
+    watch.kinds = (Warned,)
+    place = {"learner": fl.Actor(count=count, options={"num_cpus": 1})}
+    runtime = replace(RAY, place=place)
+    with fl.run(fl.ppo(Clockwork, SMALL), runtime=runtime, observers=[watch]) as run:
+        assert next(run)["updates"] > 0
+    assert re.match(
+        r"learner(, [01])?'s process has not answered in the \d+ s since it was asked to start; "
+        "Ray may wait until 1 CPU is free on a node: `ray status` shows",
+        warnings[0],
+    )
 
 
 class SlowToMake(Clockwork):
