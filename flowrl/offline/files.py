@@ -153,7 +153,10 @@ class Files:
         for name, facts in sums.items():
             path = root / name
             if not path.is_file():
-                raise SaveError(f"{path} is missing, though {MANIFEST} lists it")
+                raise SaveError(
+                    f"{path} is missing, though {MANIFEST} lists it; restore it from a copy, or "
+                    "write the dataset again"
+                )
             if facts_of(path) != facts:
                 raise SaveError(
                     f"{path} is not what was written: its size or SHA-256 sum differs from that in "
