@@ -585,8 +585,10 @@ def test_loading_refuses_code_of_others_unless_it_is_allowed():
     with pytest.raises(
         fl.errors.SaveError,
         match=r"needs code from 'small', which is not flowrl's own; allow it with --import small",
-    ):
+    ) as caught:
         fl.Graph.from_text(text)
+    for way in ("fl.load(..., allow=['small'])", "fl.Frozen(..., allow=('small',))"):
+        assert way in str(caught.value)
     with pytest.raises(fl.errors.SaveError, match="needs code from 'test_graph'"):
         fl.Graph.from_text(text, allow=["small"])
     assert fl.Graph.from_text(text, allow=["small", "test_graph"]).nodes[0].op == Pass()
