@@ -19,12 +19,10 @@ from flowrl.errors import SaveError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import OF_MACHINE, Plan
 from flowrl.observe.about import OF_PYTHON, differences, read, runtime_name, settings_of_runtime
-from flowrl.observe.goal import parse_until
 from flowrl.observe.initial import init_of
 from flowrl.observe.manifest import MANIFEST
 from flowrl.observe.saver import UNREADABLE, Resumed
 from flowrl.observe.saving import RunDir
-from flowrl.observe.sinks import columns
 from flowrl.observe.snapshots import (
     FOLDER,
     Snapshot,
@@ -40,6 +38,7 @@ from flowrl.run_arguments import (
     check_arguments,
     check_steps,
     checked_observers,
+    checked_until,
     started,
 )
 from flowrl.running import Run
@@ -295,7 +294,7 @@ def goal_of(
                 "the goal of this run was a function of Python, which is not saved; name a goal: "
                 "fl.resume(..., until=...), --until or --steps"
             )
-    return steps, parse_until(until, columns(plan)) if isinstance(until, str) else until
+    return steps, checked_until(until, plan, "--until")
 
 
 def has_reached(root: Path, goal: StepsAndUntil, rows: Sequence[Row]) -> bool:

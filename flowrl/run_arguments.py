@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from flowrl.runtime.base import Runtime
 
 Until = Callable[[Row], bool] | str | None
 """A goal of a run: a function of a Row, or a comparison such as ``return_mean>=475``."""
+UNSAMPLED = {"env_steps": 0.0, "episodes": 0.0, "return_mean": math.nan, "length_mean": math.nan}
+"""By column: what it is in each row of a graph that samples no environments."""
 RUNTIMES = {
     "local": ("flowrl.runtime.local", "LocalRuntime"),
     "ray": ("flowrl.runtime.ray", "RayRuntime"),
@@ -56,15 +59,48 @@ def check_arguments(graph: Any, seed: Any, steps: Any, until: Any) -> None:
         )
 
 
-def checked_until(until: Until, plan: Plan) -> Callable[[Row], bool] | None:
+def checked_until(
+    until: Until, plan: Plan, argument: str = "until"
+) -> Callable[[Row], bool] | None:
     """Return a goal as a function of a Row.
 
     A run notes a comparison as it was written, so `resume` need not be given it again.
 
+    Args:
+        until: the goal.
+        plan: the plan of the run.
+        argument: what errors call the goal.
+
     Raises:
-        SettingError: a text is no comparison, or names no column that rows of this plan have.
+        SettingError: a text is no comparison, names no column that rows of this plan have, or one
+            that stays as it is because the graph samples no environments.
     """
-    return parse_until(until, columns(plan), "until") if isinstance(until, str) else until
+    if not isinstance(until, str):
+        return until
+    names = columns(plan)
+    goal = parse_until(until, names, argument)
+    column = goal.comparison.name
+    if column in UNSAMPLED and _samples_nothing(plan):
+        always = UNSAMPLED[column]
+        if not goal.comparison.holds(always):
+            # Such a run would go on for ever, and its rows would not say why.
+            other = ", or its evaluations: 'eval/return_mean>=475'"
+            raise SettingError(
+                f"{argument} {until!r}: no node of {plan.graph.name} samples environments, so "
+                f"{column} is {always:g} in every row; let it end by its updates: 'updates>=10_000'"
+                f"{other if 'eval/return_mean' in names else ''}"
+            )
+    return goal
+
+
+def _samples_nothing(plan: Plan) -> bool:
+    """Return whether a graph takes no environment steps, and updates all the same."""
+    samples = any(
+        counters["sampled_steps"] or counters["most_sampled_steps"]
+        for traffic in plan.found.steady.values()
+        for counters in traffic.counts.values()
+    )
+    return plan.found.exact and bool(plan.total("updates")) and not samples
 
 
 def check_steps(plan: Plan, steps: int | None) -> None:
@@ -73,12 +109,7 @@ def check_steps(plan: Plan, steps: int | None) -> None:
     Raises:
         SettingError: with a goal that it can reach.
     """
-    samples = any(
-        counters["sampled_steps"] or counters["most_sampled_steps"]
-        for traffic in plan.found.steady.values()
-        for counters in traffic.counts.values()
-    )
-    if steps is not None and plan.found.exact and plan.total("updates") and not samples:
+    if steps is not None and _samples_nothing(plan):
         raise SettingError(
             f"steps={steps:,}: no node of {plan.graph.name} samples environments, so it takes no "
             "steps; let it end by its updates: until=lambda row: row['updates'] >= 10_000, or "

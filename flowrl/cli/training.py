@@ -61,13 +61,12 @@ def _train(args: argparse.Namespace, rows: TextIO) -> int:
         _check_free(args)
     if args.seeds is not None and args.runtime == "xla":
         _share_cores(args.seeds)
-    from flowrl.observe.goal import parse_until
-    from flowrl.observe.sinks import columns
+    from flowrl.run_arguments import checked_until
     from flowrl.starting import run as start
 
     graph, about = graph_of(args)
     planned = graph.compile()
-    until = parse_until(args.until, columns(planned)) if args.until else None
+    until = checked_until(args.until or None, planned, "--until")
     out = Path(args.out) if args.out else _default_directory(graph, about)
     options = {"runtime": runtime_of(args), "record": _record(args), "until": until, "out": out}
     options |= {"init": first_weights(args), "snapshots": snapshots}

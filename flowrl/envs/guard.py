@@ -77,7 +77,7 @@ class Guard(Retraced):
             result = super().step(action)
         except Exception as error:
             raise self.failed(
-                f"{self.label} raised in step({action!r}): {raised(error)}"
+                f"{self.label} raised in step({action!r}): {raised(error)}{self._nan_before()}"
             ) from error
         if not isinstance(result, tuple) or len(result) != 5:
             raise self.failed(
@@ -118,6 +118,21 @@ class Guard(Retraced):
             )
         self._check(result[0], result[1], "reset")
         return result
+
+    def _nan_before(self) -> str:
+        """Return whether the last observation is the cause of what the step raised; else nothing.
+
+        A rollout is searched for such numbers only at its end, and the policy makes a NaN of them.
+        """
+        for part in self.parts if self.seen is not None else ():
+            found = np.asarray(part.of(self.seen))
+            if found.dtype.kind == "f" and not np.isfinite(found).all():
+                wrong = found[~np.isfinite(found)][0]
+                return (
+                    f"; the observation{part.label} before it, which the policy got, is not "
+                    f"finite: {wrong}; fix that first (a division by zero? an unbounded state?)"
+                )
+        return ""
 
     def _check(self, obs: Any, info: Any, verb: str) -> None:
         for part in self.parts:

@@ -283,8 +283,14 @@ class Graph:
         """
         i, places = self._index(name), self._places(after)
         if late := [place for place in places if self._index(place) >= i]:
+            alone = (
+                f"; all that is downstream of '{name}' moves with it: to put it there by itself, "
+                f"graph.remove('{name}').insert(after='{late[0]}', {name}=...)"
+            )
             raise GraphError(
-                f"'{name}' can't go on from '{late[0]}', which does not stand before it", self.name
+                f"'{name}' can't go on from '{late[0]}', which does not stand before it"
+                f"{'' if late[0] == name else alone}",
+                self.name,
             )
         moved = replace(self.nodes[i], after=places)
         return self._with(nodes=[*self.nodes[:i], moved, *self.nodes[i + 1 :]])

@@ -488,7 +488,7 @@ def named(path: str, allow: Collection[str] | None = None) -> Any:
         raise SaveError(
             f"this needs code from '{module}', which is not flowrl's own; "
             f"allow it with --import {package}, or the path of its file, if you trust it "
-            f"(fl.load(..., allow=['{package}']))"
+            f"(fl.load(..., allow=['{package}']), fl.Frozen(..., allow=('{package}',)))"
         )
     try:
         with importing(f"load('{path}')"):

@@ -12,9 +12,7 @@ from flowrl.errors import SettingError, unknown
 from flowrl.observe.looking import comparison
 
 
-def parse_until(
-    text: str, names: Sequence[str], argument: str = "--until"
-) -> Callable[[Row], bool]:
+def parse_until(text: str, names: Sequence[str], argument: str = "--until") -> Goal:
     """Return a goal such as ``return_mean>=475`` as a function of a Row.
 
     Args:

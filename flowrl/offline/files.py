@@ -40,11 +40,13 @@ def storage() -> Any:
     """Return Minari's class of what reads and writes datasets.
 
     Raises:
-        SettingError: its package, or h5py, is not installed.
+        SettingError: its package, h5py or Pillow is not installed.
     """
     try:
-        # Minari imports h5py only when it is needed, and its error does not name the extra.
+        # Minari imports h5py and Pillow only when it opens a file, and its errors do not name the
+        # extra. Pillow is none of the packages that Minari itself asks for.
         import h5py  # noqa: F401
+        import PIL  # noqa: F401
         from minari.dataset.minari_storage import MinariStorage
     except ImportError as error:
         raise SettingError(
@@ -151,7 +153,10 @@ class Files:
         for name, facts in sums.items():
             path = root / name
             if not path.is_file():
-                raise SaveError(f"{path} is missing, though {MANIFEST} lists it")
+                raise SaveError(
+                    f"{path} is missing, though {MANIFEST} lists it; restore it from a copy, or "
+                    "write the dataset again"
+                )
             if facts_of(path) != facts:
                 raise SaveError(
                     f"{path} is not what was written: its size or SHA-256 sum differs from that in "

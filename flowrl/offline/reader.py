@@ -175,7 +175,8 @@ class Reader(Keeping):
         if self.spec.check_env and env and files.env and env != files.env:
             raise SaveError(
                 f"{where}: the dataset is of {files.env}, and the environment is {env}; take the "
-                "dataset of that one, or check_env=False if both are alike"
+                "dataset of that one, or set check_env=False of the Dataset if both are alike "
+                "(graph.set('dataset.check_env', False))"
             )
         if spaces is None or spaces == files.spaces:
             return files.spaces

@@ -21,6 +21,7 @@ from flowrl.core.trees import with_last
 from flowrl.graph.settings import Settings, check_above_0, check_not_negative, check_shares
 from flowrl.rl.distributions import Distribution
 from flowrl.rl.masked import mean, standardized
+from flowrl.rl.own_values import without_own_value
 from flowrl.rl.returns import vtrace
 
 if TYPE_CHECKING:
@@ -213,6 +214,10 @@ class PPOLoss(Loss):
         )
         return {"kl_weight": jnp.clip(adapted, 1e-6, 1e6)}
 
+    def check(self, net: Network) -> str:
+        """Return what is wrong unless the policy has an entropy and a value apart from it."""
+        return without_own_value(type(self).__name__, net)
+
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
     ) -> tuple[Array, Metrics]:
@@ -272,6 +277,10 @@ class PGLoss(Loss):
     def __post_init__(self) -> None:
         check_not_negative(self, "vf_coef")
 
+    def check(self, net: Network) -> str:
+        """Return what is wrong unless the policy has an entropy and a value apart from it."""
+        return without_own_value(type(self).__name__, net)
+
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
     ) -> tuple[Array, Metrics]:
@@ -327,6 +336,10 @@ class VTraceLoss(Loss):
 
     def __post_init__(self) -> None:
         _check_vtrace(self)
+
+    def check(self, net: Network) -> str:
+        """Return what is wrong unless the policy has an entropy and a value apart from it."""
+        return without_own_value(type(self).__name__, net)
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
@@ -412,6 +425,10 @@ class APPOLoss(Loss):
         _check_vtrace(self)
         check_above_0(self, "clip_ratio")
         check_not_negative(self, "kl_coef")
+
+    def check(self, net: Network) -> str:
+        """Return what is wrong unless the policy has an entropy and a value apart from it."""
+        return without_own_value(type(self).__name__, net)
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]

@@ -34,6 +34,14 @@ class Mixing(Protocol):
         """Return the values ``[N]`` of whole actions, from those ``[N, n]`` of their n parts."""
 
 
+@runtime_checkable
+class Tempered(Protocol):
+    """A module with a temperature, which weighs the entropy of its policy."""
+
+    def log_alpha(self) -> Array:
+        """Return the logarithm of the temperature."""
+
+
 def huber(x: Array, delta: float) -> Array:
     """Return ``x^2 / 2`` up to `delta` from 0, and straight lines beyond (Huber 1964)."""
     quadratic = jnp.minimum(jnp.abs(x), delta)
@@ -186,6 +194,11 @@ class SACLoss(Loss):
             return (
                 f"SACLoss needs a policy with critics (fl.networks.SACNetwork), not {net.name}; "
                 "DQNLoss is for fl.networks.QNetwork"
+            )
+        if not net.layers(Tempered):
+            return (
+                "SACLoss needs a policy with a temperature (fl.networks.SACNetwork), and "
+                f"{net.name} has no method log_alpha; TD3Loss needs none"
             )
         return no_recurrence(self, net, "take fl.networks.SACNetwork")
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -138,6 +139,25 @@ def test_a_number_of_steps_is_no_goal_of_a_graph_that_takes_none(folder, tmp_pat
         assert len(list(run)) == 3 and run.reason == "until"
     with pytest.raises(SettingError, match=r"its goal after 6 updates; .*'updates>=12'"):
         fl.resume(tmp_path / "run", graph, until=lambda row: row["updates"] >= 6)
+
+
+@pytest.mark.parametrize("column", ["env_steps", "episodes", "return_mean", "length_mean"])
+def test_a_goal_that_no_row_without_steps_reaches_is_refused(column, folder, capsys):
+    graph = GRAPHS["bc"](folder)
+    says = rf"'{column}>=5': no node of bc samples .* so {column} is (0|nan) in every row; let it"
+    with pytest.raises(SettingError, match=f"until {says}.*, or its evaluations: 'eval/return_mea"):
+        fl.run(graph, until=f"{column}>=5")
+    with pytest.raises(SettingError, match=f"until {says}.*'updates>=10_000'$"):
+        fl.run(graph.remove("evaluate"), until=f"{column}>=5")
+    command = ["run", "bc", "--env", "CartPole-v1", "--set", f"data={folder}/cart"]
+    assert main([*command, "--until", f"{column}>=5"]) == 2
+    assert re.search(f"--until {says}", capsys.readouterr().err)
+
+
+def test_a_goal_that_a_graph_without_steps_reaches_is_taken(folder):
+    for goal in ("env_steps<=0", "updates>=2", "eval/return_mean>=1"):
+        with fl.run(GRAPHS["bc"](folder), until=goal) as run:
+            assert len(list(run)) <= 2 and run.reason == "until"
 
 
 def test_progress_is_that_of_updates(folder):

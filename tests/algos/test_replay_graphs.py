@@ -369,6 +369,11 @@ def test_the_plan_reports_the_ratio_the_warm_up_and_the_bytes():
         assert part in text, text
 
 
+def acting_by(module, graph):
+    policy = fl.Policy(module)
+    return graph.set("runners.policy", policy).set("learner.policy", policy)
+
+
 def two_draws(graph, often, seldom):
     """A sample from the same replay, one for one, beside what is sampled."""
     sampler = next(n.op for n in graph.nodes if n.name == "batch")
@@ -513,9 +518,7 @@ def no_target(graph):
         ),
         (
             "sac",
-            lambda g: g.set("runners.policy", fl.Policy(fl.networks.MLP)).set(
-                "learner.policy", fl.Policy(fl.networks.MLP)
-            ),
+            lambda g: acting_by(fl.networks.MLP, g),
             (
                 r"1 problem\n  sac\.learner: SACLoss needs a policy with critics "
                 r"\(fl\.networks\.SACNetwork\), not MLP; DQNLoss is for fl\.networks\.QNetwork"
@@ -523,7 +526,7 @@ def no_target(graph):
         ),
         (
             "dqn",
-            lambda g: g.set("learner.loss", fl.losses.PPOLoss()),
+            lambda g: acting_by(fl.networks.MLP, g).set("learner.loss", fl.losses.PPOLoss()),
             (
                 r"dqn\.train: PPOLoss needs the fields logp.*; take a loss that needs no more "
                 r"than that \(DQNLoss, SACLoss, TD3Loss\)"
@@ -531,7 +534,7 @@ def no_target(graph):
         ),
         (
             "dqn",
-            lambda g: g.set("learner.loss", fl.losses.PGLoss()),
+            lambda g: acting_by(fl.networks.MLP, g).set("learner.loss", fl.losses.PGLoss()),
             r"dqn\.train: PGLoss needs the fields advantage, .*\(DQNLoss, SACLoss, TD3Loss\)",
         ),
         (

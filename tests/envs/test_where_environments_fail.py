@@ -68,6 +68,57 @@ def failure(env, envs=1):
     return str(caught.value), caught.value.facts
 
 
+class Demanding(Three):
+    """Gives no number with its second step, and takes none in the third."""
+
+    action_space = gym.spaces.Box(-1, 1, (2,))
+
+    def step(self, action):
+        assert np.isfinite(action).all(), "what is this"
+        obs, *rest = super().step(action)
+        return (obs * np.nan if self.life == 2 else obs), *rest
+
+
+class DemandingParts(Demanding):
+    """The same, in one of two parts of its observations."""
+
+    observation_space = gym.spaces.Dict(
+        far=gym.spaces.Box(-1, 1, (1,)), near=gym.spaces.Box(-1, 1, (1,))
+    )
+
+    def _of(self, obs):
+        return {"far": np.zeros(1, np.float32), "near": obs[:1].astype(np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        self.age = 0
+        return self._of(np.zeros(2)), {}
+
+    def step(self, action):
+        assert np.isfinite(action).all(), "what is this"
+        self.age, self.life = self.age + 1, self.life + 1
+        return self._of(np.full(2, np.nan if self.life == 2 else 0)), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [(Demanding, "the observation before"), (DemandingParts, "the observation ['near'] before")],
+)
+def test_what_an_environment_raises_after_its_own_nan_names_the_observation(env, says):
+    text, facts = failure(env)
+    assert "raised in step(array([nan, nan]" in text and "AssertionError: what is this" in text
+    assert says in text and "is not finite: " in text and "fix that first" in text
+    assert facts["step"] == 3
+
+
+def test_what_an_environment_raises_for_another_reason_names_no_observation():
+    class Late(Three):
+        def step(self, action):
+            assert self.life < 2, "what is this"
+            return super().step(action)
+
+    assert "before it" not in failure(Late)[0]
+
+
 WRONG = {
     "missing": ({}, r"gave no info['action_mask'] with step"),
     "another shape": ({KEY: np.ones(3, np.int8)}, "an array [3] stands where [2] is wanted"),

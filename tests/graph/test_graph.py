@@ -114,8 +114,13 @@ def test_move_lets_a_node_go_on_from_others():
         with pytest.raises(
             fl.errors.GraphError,
             match=f"'b' can't go on from '{place}', which does not stand before it",
-        ):
+        ) as caught:
             fork().move("b", after=place)
+        # A node can't stand after itself, so there is no way out to name.
+        way = f"graph.remove('b').insert(after='{place}', b=...)"
+        assert (way in str(caught.value)) == (place != "b")
+    alone = fork().remove("b").insert(after="d", b=C(2))
+    assert edges(alone)["b"] == ("d",)
 
 
 def test_remove_joins_every_predecessor_to_every_successor():
@@ -580,8 +585,10 @@ def test_loading_refuses_code_of_others_unless_it_is_allowed():
     with pytest.raises(
         fl.errors.SaveError,
         match=r"needs code from 'small', which is not flowrl's own; allow it with --import small",
-    ):
+    ) as caught:
         fl.Graph.from_text(text)
+    for way in ("fl.load(..., allow=['small'])", "fl.Frozen(..., allow=('small',))"):
+        assert way in str(caught.value)
     with pytest.raises(fl.errors.SaveError, match="needs code from 'test_graph'"):
         fl.Graph.from_text(text, allow=["small"])
     assert fl.Graph.from_text(text, allow=["small", "test_graph"]).nodes[0].op == Pass()

@@ -2,7 +2,12 @@
 
 import gc
 import json
+import re
+import sys
+import tomllib
 import weakref
+from importlib import metadata
+from pathlib import Path
 
 import gymnasium as gym
 import h5py
@@ -10,6 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from minari.dataset._storages import hdf5_storage
+from packaging.requirements import Requirement
 
 import flowrl as fl
 from flowrl.core.encoding import decoded, encoded
@@ -445,7 +452,7 @@ def test_a_file_that_is_not_what_was_sealed_is_refused(data):
     with pytest.raises(SaveError, match=r"main_data\.hdf5 is not what was written: .*SHA-256"):
         reader(data)
     main.unlink()
-    with pytest.raises(SaveError, match=r"main_data\.hdf5 is missing"):
+    with pytest.raises(SaveError, match=r"main_data\.hdf5 is missing.*; restore it from a copy"):
         reader(data)
     (data / "manifest.json").unlink()
     main.write_bytes(whole[: len(whole) // 2])
@@ -503,7 +510,23 @@ def test_settings_out_of_range_are_refused():
         fl.ReadDataset(0)
 
 
-def test_without_its_packages_the_error_names_the_extra(data, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+@pytest.mark.parametrize("package", ["h5py", "PIL"])
+def test_without_its_packages_the_error_names_the_extra(data, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    # What Minari imported for an earlier test would hide that a package is not there.
+    monkeypatch.delitem(sys.modules, "minari.dataset._storages.hdf5_storage", raising=False)
     with pytest.raises(SettingError, match=r"flowrl\[offline\]"):
         reader(data)
+
+
+def test_the_extra_installs_all_that_reading_and_writing_import():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    named = project["project"]["optional-dependencies"]["offline"]
+    asked = [Requirement(line) for line in (*named, *metadata.requires("minari"))]
+    on = {"extra": "hdf5"}
+    names = {one.name for one in asked if one.marker is None or one.marker.evaluate(on)}
+    source = Path(hdf5_storage.__file__).read_text()
+    imports = re.findall(r"^(?:from|import) (\w+)", source, re.MULTILINE)
+    imported = set(imports) - sys.stdlib_module_names
+    packages = metadata.packages_distributions()
+    assert {packages[name][0].lower() for name in imported} <= names | {"minari"}

@@ -3,8 +3,10 @@
 And what adapts, and what stops an update.
 """
 
+import re
 from functools import partial
 
+import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,9 @@ import flowrl as fl
 from flowrl.rl.distributions import Categorical, Gaussian
 from flowrl.rl.function_loss import FunctionLoss, as_loss
 from flowrl.rl.masked import mean
+from flowrl.rl.policies import network
 from flowrl.rl.returns import vtrace
+from flowrl.rl.spaces import Spaces
 
 N, ACTIONS = 12, 3
 
@@ -560,3 +564,45 @@ def test_a_temperature_that_is_not_above_0_is_refused():
     for alpha in (0.0, -1.0):
         with pytest.raises(fl.errors.CheckError, match=f"alpha must be above 0, got {alpha}"):
             fl.sac("Pendulum-v1", alpha=alpha).compile()
+
+
+BOX_SPACES = Spaces(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (2,)))
+CHOICE_SPACES = Spaces(BOX_SPACES.obs, gym.spaces.Discrete(2))
+
+
+class Beside(fl.networks.MLP):
+    """A policy with a value of its own, and with action values as one of its parts."""
+
+    def __init__(self, *spaces, rngs):
+        super().__init__(*spaces, hidden=(4,), rngs=rngs)
+        self.part = fl.networks.QNetwork(*spaces, hidden=(4,), rngs=rngs)
+
+
+@pytest.mark.parametrize("loss", ["PPOLoss", "PGLoss", "VTraceLoss", "APPOLoss"])
+@pytest.mark.parametrize(
+    ("module", "spaces", "says"),
+    [
+        ("SACNetwork", BOX_SPACES, "entropy .* take fl.networks.MLP, or SACLoss"),
+        ("TD3Network", BOX_SPACES, "squashed Gaussian of TD3Network has none"),
+        ("QNetwork", CHOICE_SPACES, r"outputs of QNetwork are action values, .* DQNLoss \(fl.dqn"),
+        ("RecurrentQNetwork", CHOICE_SPACES, "its value is the highest of them; take fl.networks"),
+    ],
+)
+def test_a_network_without_a_value_apart_from_its_actions_is_refused(loss, module, spaces, says):
+    net = network(fl.Policy(getattr(fl.networks, module), hidden=(4,)), spaces)
+    found = getattr(fl.losses, loss)().check(net)
+    assert found.startswith(f"{loss} ")
+    assert re.search(says, found)
+
+
+@pytest.mark.parametrize("policy", [fl.Policy(fl.networks.MLP), fl.Policy(Beside)])
+def test_a_network_with_a_value_apart_from_its_actions_is_taken(policy):
+    assert fl.losses.PPOLoss().check(network(policy, CHOICE_SPACES)) == ""
+
+
+@pytest.mark.parametrize("loss", [fl.losses.SACLoss(), fl.losses.CQLLoss()])
+def test_a_network_without_a_temperature_is_refused(loss):
+    says = loss.check(network(fl.Policy(fl.networks.TD3Network, hidden=(4,)), BOX_SPACES))
+    assert says.startswith(f"{type(loss).__name__} needs a policy with a temperature")
+    assert "TD3Network has no method log_alpha" in says
+    assert loss.check(network(fl.Policy(fl.networks.SACNetwork, hidden=(4,)), BOX_SPACES)) == ""
