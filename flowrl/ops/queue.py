@@ -14,12 +14,8 @@ from flowrl.learner.learner import LearnerHandle
 from flowrl.ops.batch import need
 from flowrl.rollout.handle import RunnersHandle
 
-CHOICES = {
-    "full": ("block", "drop_oldest", "drop_newest"),
-    "order": ("fifo", "lifo"),
-    "on_stale": ("drop", "pace", "error"),
-}
-"""By setting of a `Queue`, the values that it may have."""
+ON_STALE = ("drop", "pace", "error")
+"""What may happen to a batch that is too old."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +54,12 @@ class Queue(Stateless):
     runners: Ref[RunnersHandle] = "runners"
 
     def __post_init__(self) -> None:
-        if self.capacity < 1:
-            raise SettingError(f"capacity must be at least 1, got {self.capacity}")
-        if self.max_lag is not None and self.max_lag < 0:
-            raise SettingError(f"max_lag must not be negative, got {self.max_lag}")
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise SettingError(
-                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
-                )
+        # The bounds refuse what no queue can do.
+        _ = self.queue
+        if self.on_stale not in ON_STALE:
+            raise SettingError(
+                f"on_stale must be one of {', '.join(ON_STALE)}, got {self.on_stale!r}"
+            )
         if self.on_stale == "pace" and (
             self.max_lag is None or (self.full, self.order) != ("block", "fifo")
         ):
