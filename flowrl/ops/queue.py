@@ -10,6 +10,7 @@ from typing import Any, Literal
 from flowrl.errors import ContractError, SettingError
 from flowrl.graph.bounds import Bounds
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
+from flowrl.graph.settings import check_at_least_1
 from flowrl.learner.learner import LearnerHandle
 from flowrl.ops.batch import need
 from flowrl.rollout.handle import RunnersHandle
@@ -123,8 +124,7 @@ class MixIn(Operator):
     uses: int = 2
 
     def __post_init__(self) -> None:
-        if self.batches < 1 or self.uses < 1:
-            raise SettingError(f"batches and uses must be at least 1, got {self}")
+        check_at_least_1(self, "batches", "uses")
 
     def init(self) -> list[dict[str, Any]]:
         """Return the list of batches kept, the oldest first, each with its uses left."""
