@@ -174,7 +174,7 @@ def test_a_flipped_bit_anywhere_is_found_before_anything_is_loaded(saved, tmp_pa
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4
     file.write_bytes(bytes(data))
-    with pytest.raises(fl.errors.SaveError, match=f"{file.name} is not what was saved"):
+    with pytest.raises(fl.errors.SaveError, match=f"{file.name} is not what was written"):
         fl.load(path)
 
 
@@ -187,7 +187,7 @@ def test_what_is_no_saved_run_is_refused_with_the_reason(saved, tmp_path):
     shutil.copytree(saved[0], path)
     (path / "plan.txt").unlink()
     with pytest.raises(
-        fl.errors.SaveError, match=r"plan\.txt is missing, though the manifest lists it"
+        fl.errors.SaveError, match=r"plan\.txt is missing, though manifest.json lists it"
     ):
         fl.load(path)
     (path / "manifest.json").write_text("{")

@@ -426,6 +426,27 @@ def reached(row: Mapping[str, float]) -> tuple[int, str]:
     return round(row["env_steps"]), "steps"
 
 
+def check_columns(batch: Batch, *names: str) -> None:
+    """Make sure that a batch has these columns, or trees of columns.
+
+    Raises:
+        ContractError: it has lost one.
+    """
+    for name in names:
+        if not names_of(name, batch.columns):
+            raise ContractError(
+                f"needs the column {name}, but the batch has lost it; change batches by "
+                "batch.with_(...), which keeps the columns"
+            )
+
+
+def only(batch: Batch, fields: Sequence[str], columns: Sequence[str]) -> Batch:
+    """Return a batch of nothing but these fields and columns, or trees of them, if it has them."""
+    data = [x for name in fields for x in names_of(name, batch.data)]
+    kept = [x for name in columns for x in names_of(name, batch.columns)]
+    return Batch({x: batch.data[x] for x in data}, {x: batch.columns[x] for x in kept})
+
+
 def bytes_of(item: Any) -> int:
     """Return the bytes of an item's arrays; 0 where it has none."""
     if isinstance(item, Batch):

@@ -10,7 +10,7 @@ import numpy as np
 from flowrl.envs.bringing_back import Retraced
 from flowrl.envs.flags import FLAGS, not_flags
 from flowrl.envs.rewards import REWARDS, WANTED, as_number, no_number
-from flowrl.errors import EnvError, a, raised, step_of
+from flowrl.errors import EnvError, a, raised
 from flowrl.rl.spaces import Spaces, same_kind
 
 
@@ -29,41 +29,16 @@ class Guard(Retraced):
         super().__init__(env)
         self.index = index
         self.name = name
-        self.steps = 0
-        """The steps that it took since it was made, the one being taken among them."""
-        self.before_episode = 0
-        """Those of them that were before this episode."""
         self.label = f"environment {index} of {name}"
         self.parts = Spaces(env.observation_space, env.action_space).parts
 
-    def keep(self) -> Any:
-        """Return what brings it back, and how many steps it took."""
-        kept = super().keep()
-        return None if kept is None else {**kept, "steps": self.steps}
-
-    def bring_back(self, kept: Any) -> bool:
-        """Go through the episode again; return whether it came out as it was."""
-        came_back = super().bring_back(kept)
-        if kept is not None:
-            # What was kept before steps were counted has those of the episode only.
-            self.steps = kept.get("steps", kept["count"])
-            self.before_episode = self.steps - kept["count"]
-        return came_back
-
     def failed(self, text: str) -> EnvError:
-        """Return an error that names the step at which this environment failed.
+        """Return an error with the number of this environment, by which its step is found.
 
         Args:
             text: what is wrong, and the way out.
         """
-        in_episode = self.steps - self.before_episode
-        return EnvError(
-            f"{text}; it happened {step_of(self.steps, in_episode)}",
-            what=self.name,
-            within=self.index,
-            step=self.steps,
-            episode_step=in_episode,
-        )
+        return EnvError(text, what=self.name, within=self.index)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step, and check the observation's shape and type, or its choices.
@@ -72,7 +47,6 @@ class Guard(Retraced):
             EnvError: the environment raised, or returned anything else than five values
                 with such an observation and a dict.
         """
-        self.steps += 1
         try:
             result = super().step(action)
         except Exception as error:
@@ -107,7 +81,6 @@ class Guard(Retraced):
             EnvError: the environment raised, or returned anything else than two values
                 with such an observation and a dict.
         """
-        self.before_episode = self.steps
         try:
             result = super().reset(seed=seed, options=options)
         except Exception as error:

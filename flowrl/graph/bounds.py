@@ -36,3 +36,5 @@ class Bounds:
                 raise SettingError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if self.capacity < 1:
             raise SettingError(f"capacity must be at least 1, got {self.capacity}")
+        if self.max_lag is not None and self.max_lag < 0:
+            raise SettingError(f"max_lag must not be negative, got {self.max_lag}")

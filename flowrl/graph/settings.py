@@ -82,6 +82,12 @@ def check_not_negative(settings: Any, *names: str) -> None:
     _check_range(settings, names, lambda x: x >= 0, "not be negative")
 
 
+def check_at_least_1(settings: Any, *names: str) -> None:
+    """Refuse fields that are below 1."""
+    # NaN is not below 1: what refuses it as no number comes after these checks.
+    _check_range(settings, names, lambda x: not x < 1, "be at least 1")
+
+
 def check_above_0(settings: Any, *names: str) -> None:
     """Refuse fields that are not above 0."""
     _check_range(settings, names, lambda x: x > 0, "be above 0")

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flowrl.core.items import Batch, Gradients, Metrics
-from flowrl.errors import ContractError
+from flowrl.core.items import Batch, Gradients, Metrics, check_columns
 from flowrl.graph.protocols import Site
 from flowrl.learner.core import Core, State
 from flowrl.learner.minibatches import Minibatches, Rows
@@ -209,11 +208,7 @@ def versions_of(batch: Batch) -> tuple[Array, ...]:
     Raises:
         ContractError: the batch has lost the column `version`.
     """
-    if "version" not in batch.columns:
-        raise ContractError(
-            "needs the column version, but the batch has lost it; "
-            "change batches by batch.with_(...), which keeps the columns"
-        )
+    check_columns(batch, "version")
     return tuple(batch.columns[name] for name in ("version", "older") if name in batch.columns)
 
 

@@ -15,6 +15,7 @@ from flowrl.core.texts import plural
 from flowrl.errors import ContractError, GraphError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site
 from flowrl.graph.refs import resource_and_part
+from flowrl.graph.settings import check_at_least_1
 from flowrl.graph.use import Use
 from flowrl.learner.learner import Learner, LearnerHandle
 from flowrl.learner.matches import COLUMNS, Matches
@@ -213,8 +214,7 @@ class League(Resource):
     feeds: ClassVar[tuple[str, ...]] = ("runners",)
 
     def __post_init__(self) -> None:
-        if self.capacity < 1:
-            raise SettingError(f"capacity must be at least 1, got {self.capacity}")
+        check_at_least_1(self, "capacity")
         if not 0 <= self.keep_first < self.capacity:
             raise SettingError(
                 "keep_first must be at least 0 and below capacity, so that there is a slot for new "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flowrl.core.blocks import write_whole
-from flowrl.core.file_sums import facts_of
+from flowrl.core.file_sums import check_files, facts_of
 from flowrl.core.items import Row
 from flowrl.errors import SaveError, SettingError, unknown
 from flowrl.graph.plan import Plan
@@ -232,13 +232,5 @@ def best_folder(root: Path) -> Path:
     """
     found = _read(root / BEST / FILE)
     folder: Path = root / BEST / found["policy"]
-    for name, facts in found["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise SaveError(f"{path} is missing, though {BEST}/{FILE} lists it")
-        if facts_of(path) != facts:
-            raise SaveError(
-                f"{path} is not what was saved: its size or SHA-256 sum differs from that in "
-                f"{BEST}/{FILE}; restore it from a copy"
-            )
+    check_files(folder, found["files"], f"{BEST}/{FILE}")
     return folder

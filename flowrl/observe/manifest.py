@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import flowrl
-from flowrl.core.file_sums import facts_of
+from flowrl.core.blocks import write_whole
+from flowrl.core.file_sums import check_files, facts_of
 from flowrl.core.saved_rows import no_directory, way_to_runs
 from flowrl.errors import SaveError
 from flowrl.observe.snapshots import FOLDER
@@ -34,12 +34,7 @@ def seal(root: Path) -> None:
     files = {p.relative_to(root).as_posix(): facts_of(p) for p in found}
     text = json.dumps({"flowrl": flowrl.__version__, "files": files}, indent=1) + "\n"
     # The manifest gets its name when it is on disk, because its presence means a whole run.
-    draft = root / f"{MANIFEST}.draft"
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(root / MANIFEST)
+    write_whole(root / MANIFEST, text.encode())
 
 
 def verify(root: Path) -> None:
@@ -67,12 +62,4 @@ def verify(root: Path) -> None:
         raise SaveError(
             f"{root / MANIFEST} is damaged: it is not the JSON that was written"
         ) from None
-    for name, facts in files.items():
-        path = root / name
-        if not path.is_file():
-            raise SaveError(f"{path} is missing, though the manifest lists it")
-        if facts_of(path) != facts:
-            raise SaveError(
-                f"{path} is not what was saved: its size or SHA-256 sum differs from the "
-                "manifest's; restore it from a copy"
-            )
+    check_files(root, files, MANIFEST)

@@ -1,4 +1,4 @@
-"""A part of a trace as a picture in SVG.
+"""The last part of a trace as a picture in SVG.
 
 It has a lane per process and node, colours for the kinds of work, and arrows where items go on.
 """
@@ -15,7 +15,7 @@ from flowrl.observe.trace import Trace
 Lane = tuple[str, str]
 """A process, and a node in it."""
 SECONDS = 0.25
-"""The seconds that a picture shows by default."""
+"""The seconds that a picture shows."""
 LANE, LEFT, WIDE, TOP = 22, 190, 900, 34
 """The height of a lane, and the left margin, width and top margin of all lanes, in pixels."""
 COLOURS = dict(
@@ -46,31 +46,22 @@ OTHER_COLOUR = "#e15759"
 """The colour of the epochs within updates, which are no kind of work."""
 
 
-def svg(trace: Trace, seconds: float = SECONDS, end: float | None = None) -> str:
-    """Draw a part of a trace.
+def svg(trace: Trace) -> str:
+    """Return the text of an SVG of the last `SECONDS` of a trace before the end of an update.
 
-    Args:
-        trace: of a run.
-        seconds: the length of the part.
-        end: the end of the part, in seconds since 1970; by default the end of the last update, or
-            of the last span if there is no update.
-
-    Returns:
-        The text of an SVG.
+    Where there is no update, they are those before the end of the last span.
     """
-    if end is None:
-        ends = [(s.kind == "update", s.end) for track in trace.tracks.values() for s in track]
-        end = max(ends, default=(False, 0.0))[1]
-    picture = _Picture(trace, end - seconds, end, seconds)
-    return "\n".join(picture.lines()) + "\n"
+    ends = [(s.kind == "update", s.end) for track in trace.tracks.values() for s in track]
+    end = max(ends, default=(False, 0.0))[1]
+    return "\n".join(_Picture(trace, end).lines()) + "\n"
 
 
 class _Picture:
-    """Draws the part of a trace from `start` to `end`, which are `seconds` apart."""
+    """Draws the `SECONDS` of a trace before `end`, in seconds since 1970."""
 
-    def __init__(self, trace: Trace, start: float, end: float, seconds: float) -> None:
-        self.trace, self.start, self.end, self.seconds = trace, start, end, seconds
-        self.lanes = _lanes(trace, start, end)
+    def __init__(self, trace: Trace, end: float) -> None:
+        self.trace, self.start, self.end = trace, end - SECONDS, end
+        self.lanes = _lanes(trace, self.start, end)
         # As nodes come first in the whole trace, which is the order of the graph.
         every = [(name, span.node) for name, track in trace.tracks.items() for span in track]
         in_order = [lane for lane in dict.fromkeys(every) if lane in self.lanes]
@@ -78,7 +69,7 @@ class _Picture:
 
     def x(self, at: float) -> float:
         """Return the horizontal position of a time, within the margins."""
-        return LEFT + WIDE * min(max((at - self.start) / self.seconds, 0.0), 1.0)
+        return LEFT + WIDE * min(max((at - self.start) / SECONDS, 0.0), 1.0)
 
     def y(self, lane: Lane) -> float:
         """Return the upper edge of a lane."""
@@ -87,7 +78,7 @@ class _Picture:
     def lines(self) -> Iterator[str]:
         """Yield the lines of the SVG."""
         width, height = LEFT + WIDE + 20, TOP + LANE * len(self.row) + 30
-        title = f"{escape(self.trace.name)}, {1e3 * self.seconds:.0f} ms"
+        title = f"{escape(self.trace.name)}, {1e3 * SECONDS:.0f} ms"
         yield (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
             'font-family="sans-serif" font-size="12">'

@@ -25,7 +25,7 @@ from flowrl.core.saved_rows import no_directory
 from flowrl.core.texts import in_bytes
 from flowrl.errors import ContractError, SaveError, SettingError
 from flowrl.graph.graph import Graph
-from flowrl.graph.settings import Settings
+from flowrl.graph.settings import Settings, check_at_least_1, check_not_negative
 from flowrl.learner.learner import Learner
 from flowrl.observe.manifest import RECORDS
 from flowrl.observe.outliers import ENOUGH, RECENT, outlier
@@ -65,11 +65,8 @@ class Record(Settings):
     most_bytes: int = 2 * 2**30
 
     def __post_init__(self) -> None:
-        if self.every is not None and self.every < 1:
-            raise SettingError(f"every must be at least 1 or None, got {self.every}")
-        if self.around < 0 or self.most_bytes < 1:
-            got = f"around={self.around}, most_bytes={self.most_bytes}"
-            raise SettingError(f"around must not be negative and most_bytes at least 1, got {got}")
+        check_at_least_1(self, "every", "most_bytes")
+        check_not_negative(self, "around")
 
 
 @dataclass

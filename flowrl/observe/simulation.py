@@ -102,19 +102,18 @@ class Totals:
     """The seconds in which servers were taken: the cores of each node, the network in and out."""
 
 
-def simulate(costs: Costs, cluster: Cluster, runners: int, seed: int = 0) -> Flow:
+def simulate(costs: Costs, cluster: Cluster, runners: int) -> Flow:
     """Return what a graph does with so many runners on a cluster.
 
     Args:
         costs: of its parts.
         cluster: the machines.
         runners: how many runners sample.
-        seed: of how much rollouts vary.
 
     Raises:
         GraphError: no update comes of what the runners sample.
     """
-    return Simulation(costs, cluster, runners, seed).flow()
+    return Simulation(costs, cluster, runners).flow()
 
 
 class Simulation:
@@ -124,18 +123,15 @@ class Simulation:
         costs: of the parts of the graph.
         cluster: the machines.
         runners: how many runners sample.
-        seed: of how much rollouts vary.
     """
 
-    def __init__(self, costs: Costs, cluster: Cluster, runners: int, seed: int = 0) -> None:
+    def __init__(self, costs: Costs, cluster: Cluster, runners: int) -> None:
         self.costs, self.cluster = costs, cluster
         self.world = World()
         self.machines = Machines(self.world, cluster)
         nodes = costs.nodes
         in_flight = max(n.sampling.in_flight for n in nodes.values() if n.sampling)
-        self.runners = SimulatedRunners(
-            self.world, costs.runner, self.machines, runners, in_flight, seed
-        )
+        self.runners = SimulatedRunners(self.world, costs.runner, self.machines, runners, in_flight)
         self.changed = Signal(self.world)
         """Given whenever something changes for which a stage may wait."""
         self.channels = {

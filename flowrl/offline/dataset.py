@@ -14,7 +14,7 @@ import numpy as np
 from flowrl.core.items import Batch
 from flowrl.errors import SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site
-from flowrl.graph.settings import check_shares
+from flowrl.graph.settings import check_at_least_1, check_shares
 from flowrl.graph.use import Use
 from flowrl.offline.reader import Reader
 from flowrl.rl.spaces import Spaces
@@ -150,10 +150,7 @@ class Dataset(Resource):
     def __post_init__(self) -> None:
         if not self.path:
             raise SettingError("path must name a dataset: its directory, or its id in Minari")
-        if self.n_step is not None and self.n_step < 1:
-            raise SettingError(f"n_step must be at least 1 or None, got {self.n_step}")
-        if self.buffer_size < 1:
-            raise SettingError(f"buffer_size must be at least 1, got {self.buffer_size}")
+        check_at_least_1(self, "n_step", "buffer_size")
         check_shares(self, "gamma")
 
     def open(self, site: Site) -> DatasetHandle:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import flowrl
-from flowrl.core.file_sums import facts_of
+from flowrl.core.blocks import write_whole
+from flowrl.core.file_sums import check_files, facts_of
 from flowrl.errors import SaveError, SettingError, install
 from flowrl.rl.spaces import Spaces
 
@@ -150,18 +150,7 @@ class Files:
             sums = dict(manifest["files"])
         except (ValueError, KeyError, TypeError):
             raise SaveError(f"{file} is damaged: it is not the JSON that was written") from None
-        for name, facts in sums.items():
-            path = root / name
-            if not path.is_file():
-                raise SaveError(
-                    f"{path} is missing, though {MANIFEST} lists it; restore it from a copy, or "
-                    "write the dataset again"
-                )
-            if facts_of(path) != facts:
-                raise SaveError(
-                    f"{path} is not what was written: its size or SHA-256 sum differs from that in "
-                    f"{MANIFEST}; restore it from a copy, or write the dataset again"
-                )
+        check_files(root, sums, MANIFEST, ", or write the dataset again")
         return manifest
 
     def _spaces(self) -> Spaces:
@@ -212,9 +201,4 @@ def seal(root: Path, facts: dict[str, Any]) -> None:
     files = {path.relative_to(root).as_posix(): facts_of(path) for path in found}
     text = json.dumps({"flowrl": flowrl.__version__, **facts, "files": files}, indent=1) + "\n"
     # It gets its name when it is on disk, because its presence means a whole dataset.
-    draft = root / f"{MANIFEST}.draft"
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(root / MANIFEST)
+    write_whole(root / MANIFEST, text.encode())

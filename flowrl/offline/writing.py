@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from flowrl.core.items import Batch
+from flowrl.core.items import Batch, check_columns, only
 from flowrl.core.texts import plural
-from flowrl.core.trees import names_of
 from flowrl.errors import ContractError, SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site
 from flowrl.graph.use import Use
@@ -122,22 +121,13 @@ def needed(batch: Batch) -> Batch:
             f"needs the {plural(len(missing), 'field')} {', '.join(missing)}, but the batch has "
             f"{', '.join(batch.data)}; put WriteDataset after ParallelSample"
         )
-    if missing := [name for name in COLUMNS if not names_of(name, batch.columns)]:
-        raise ContractError(
-            f"the batch has lost the column {missing[0]}; change batches by batch.with_(...), "
-            "which keeps the columns"
-        )
+    check_columns(batch, *COLUMNS)
     if "cut" in batch.columns:
         raise ContractError(
             "the batch is experience of several agents, whose turns no dataset holds; make them "
             "one agent with fl.envs.Joint, or remove WriteDataset"
         )
-    fields = [name for field in NEEDED for name in names_of(field, batch.data)]
-    columns = [name for column in COLUMNS for name in names_of(column, batch.columns)]
-    return Batch(
-        {name: batch.data[name] for name in fields},
-        {name: batch.columns[name] for name in columns},
-    )
+    return only(batch, NEEDED, COLUMNS)
 
 
 def _writer(spec: DatasetWriter, spaces: Spaces, env: str, *_: int) -> Writer:

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 from flowrl.core.items import Batch
 from flowrl.core.texts import plural
-from flowrl.errors import ContractError, SettingError, a
+from flowrl.errors import ContractError, a
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
-from flowrl.graph.settings import check_shares
+from flowrl.graph.settings import check_at_least_1, check_shares
 from flowrl.learner.learner import LearnerHandle
 from flowrl.rl.masked import standardized
 from flowrl.rl.returns import gae
@@ -60,8 +60,7 @@ class Concat(Operator):
     batch_size: int
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise SettingError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_at_least_1(self, "batch_size")
 
     def init(self) -> list[Batch]:
         """Return the list of the batches held, empty at first."""

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from flowrl.core.items import Batch
 from flowrl.core.texts import amount, plural
 from flowrl.envs.gym_envs import env_name
-from flowrl.errors import ContractError, SettingError
+from flowrl.errors import ContractError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
+from flowrl.graph.settings import check_above_0, check_at_least_1
 from flowrl.ops.batch import need
 from flowrl.rl.evolution import centred_ranks, top_directions
 from flowrl.rollout.evaluation import MAX_STEPS
@@ -63,11 +64,8 @@ class ParallelEvaluate(Operator):
     adds: ClassVar[tuple[str, ...]] = ("noise_seed", "noise_scale", "return", "length")
 
     def __post_init__(self) -> None:
-        for name in ("pairs", "episodes", "max_steps"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.sigma > 0:
-            raise SettingError(f"sigma must be above 0, got {self.sigma}")
+        check_at_least_1(self, "pairs", "episodes", "max_steps")
+        check_above_0(self, "sigma")
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """Return what is played, and at most how many steps that takes."""
@@ -146,8 +144,7 @@ class TopDirections(Stateless):
     adds: ClassVar[tuple[str, ...]] = ("utility",)
 
     def __post_init__(self) -> None:
-        if self.top < 1:
-            raise SettingError(f"top must be at least 1, got {self.top}")
+        check_at_least_1(self, "top")
 
     def step(self, state: None, batch: Any, ctx: Context) -> Iterator[Batch]:
         """Yield the batch with the field added."""

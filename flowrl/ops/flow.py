@@ -13,6 +13,7 @@ from flowrl.core.items import Batch, Filling, steps_of
 from flowrl.errors import ContractError, SettingError, a
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
+from flowrl.graph.settings import check_at_least_1
 from flowrl.rollout.handle import RunnersHandle
 
 
@@ -104,8 +105,7 @@ class Gate(Operator):
     start: int
 
     def __post_init__(self) -> None:
-        if self.start < 1:
-            raise SettingError(f"start must be at least 1, got {self.start}")
+        check_at_least_1(self, "start")
 
     def init(self) -> dict[str, int]:
         """Return the count of steps that came, which goes up to `start`."""
@@ -232,8 +232,7 @@ class UntilReturn:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.within < 1 or self.every < 1 or self.episodes < 1:
-            raise SettingError(f"within, every and episodes must be at least 1; got {self}")
+        check_at_least_1(self, "within", "every", "episodes")
 
 
 @dataclass(frozen=True)

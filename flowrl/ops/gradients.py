@@ -11,9 +11,10 @@ import numpy as np
 
 from flowrl.core.items import Gradients, Trained
 from flowrl.core.texts import amount
-from flowrl.errors import ContractError, GraphError, SettingError, a
+from flowrl.errors import ContractError, GraphError, a
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
+from flowrl.graph.settings import check_at_least_1
 from flowrl.learner.core import Core, core_of
 from flowrl.learner.gradients import arrays_of, as_item, gradients_of_rollout, versions_of
 from flowrl.learner.learner import LearnerHandle
@@ -143,8 +144,7 @@ class AverageGradients(Operator):
     count: int
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise SettingError(f"count must be at least 1, got {self.count}")
+        check_at_least_1(self, "count")
 
     def init(self) -> list[Gradients]:
         """Return the list of the gradients held, empty at first."""

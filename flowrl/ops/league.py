@@ -10,6 +10,7 @@ from flowrl.core.items import MultiBatch
 from flowrl.errors import ContractError, SettingError, a
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref
+from flowrl.graph.settings import check_at_least_1, check_not_negative
 from flowrl.learner.league import LeagueHandle
 from flowrl.learner.standings import Sampling
 
@@ -32,8 +33,7 @@ class AddOpponent(Operator):
     writes: ClassVar[tuple[str, ...]] = ("league",)
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise SettingError(f"every must be at least 1, got {self.every}")
+        check_at_least_1(self, "every")
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """Return whose versions it freezes, and how often."""
@@ -85,8 +85,8 @@ class ChooseOpponents(Operator):
     writes: ClassVar[tuple[str, ...]] = ("league",)
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.power < 0:
-            raise SettingError(f"every must be at least 1 and power not negative, got {self}")
+        check_at_least_1(self, "every")
+        check_not_negative(self, "power")
         if self.sampling not in ("uniform", "newest", "pfsp"):
             raise SettingError(f"sampling must be uniform, newest or pfsp, got {self.sampling!r}")
         if not 0 <= self.newest_share <= 1:

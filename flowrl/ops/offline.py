@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from flowrl.core.items import Batch
 from flowrl.core.texts import amount
-from flowrl.errors import SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Ref, Stateless
+from flowrl.graph.settings import check_at_least_1
 from flowrl.offline.dataset import DatasetHandle
 from flowrl.offline.writing import DatasetWriterHandle
 from flowrl.ops.batch import need
@@ -39,8 +39,7 @@ class ReadDataset(Stateless):
     adds: ClassVar[tuple[str, ...]] = ("next_obs", "discount")
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise SettingError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_at_least_1(self, "batch_size")
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """Return how many transitions a batch has, and how often one is read in a Row."""

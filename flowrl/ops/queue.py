@@ -10,16 +10,13 @@ from typing import Any, Literal
 from flowrl.errors import ContractError, SettingError
 from flowrl.graph.bounds import Bounds
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
+from flowrl.graph.settings import check_at_least_1
 from flowrl.learner.learner import LearnerHandle
 from flowrl.ops.batch import need
 from flowrl.rollout.handle import RunnersHandle
 
-CHOICES = {
-    "full": ("block", "drop_oldest", "drop_newest"),
-    "order": ("fifo", "lifo"),
-    "on_stale": ("drop", "pace", "error"),
-}
-"""By setting of a `Queue`, the values that it may have."""
+ON_STALE = ("drop", "pace", "error")
+"""What may happen to a batch that is too old."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +55,12 @@ class Queue(Stateless):
     runners: Ref[RunnersHandle] = "runners"
 
     def __post_init__(self) -> None:
-        if self.capacity < 1:
-            raise SettingError(f"capacity must be at least 1, got {self.capacity}")
-        if self.max_lag is not None and self.max_lag < 0:
-            raise SettingError(f"max_lag must not be negative, got {self.max_lag}")
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise SettingError(
-                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
-                )
+        # The bounds refuse what no queue can do.
+        _ = self.queue
+        if self.on_stale not in ON_STALE:
+            raise SettingError(
+                f"on_stale must be one of {', '.join(ON_STALE)}, got {self.on_stale!r}"
+            )
         if self.on_stale == "pace" and (
             self.max_lag is None or (self.full, self.order) != ("block", "fifo")
         ):
@@ -130,8 +124,7 @@ class MixIn(Operator):
     uses: int = 2
 
     def __post_init__(self) -> None:
-        if self.batches < 1 or self.uses < 1:
-            raise SettingError(f"batches and uses must be at least 1, got {self}")
+        check_at_least_1(self, "batches", "uses")
 
     def init(self) -> list[dict[str, Any]]:
         """Return the list of batches kept, the oldest first, each with its uses left."""

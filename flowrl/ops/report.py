@@ -14,7 +14,7 @@ from flowrl.core.texts import amount
 from flowrl.errors import SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref
-from flowrl.graph.settings import check_not_negative
+from flowrl.graph.settings import check_at_least_1, check_not_negative
 from flowrl.rollout.evaluation import MAX_STEPS
 from flowrl.rollout.handle import RunnersHandle
 
@@ -45,8 +45,7 @@ class Report(Operator):
     reports: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise SettingError(f"every must be at least 1, got {self.every}")
+        check_at_least_1(self, "every")
         check_not_negative(self, "every_steps", "every_seconds")
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
@@ -125,8 +124,7 @@ class Evaluate(Operator):
     writes: ClassVar[tuple[str, ...]] = ("runners",)
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.episodes < 1 or self.max_steps < 1:
-            raise SettingError(f"every, episodes and max_steps must be at least 1; got {self}")
+        check_at_least_1(self, "every", "episodes", "max_steps")
         if not 0 <= self.seed < 2**32:
             raise SettingError(f"seed must be from 0 to 2**32 - 1, got {self.seed}")
 

@@ -13,6 +13,7 @@ from flowrl.errors import SettingError, a
 from flowrl.graph.graph import Chain, Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
+from flowrl.graph.settings import check_at_least_1
 from flowrl.rollout.handle import RunnersHandle
 
 
@@ -58,8 +59,7 @@ class ParallelSample(Stateless):
             raise SettingError(
                 f"min_fraction must be above 0 and at most 1, got {self.min_fraction}"
             )
-        if self.in_flight < 1:
-            raise SettingError(f"in_flight must be at least 1, got {self.in_flight}")
+        check_at_least_1(self, "in_flight")
         self._check_local()
 
     def _check_local(self) -> None:

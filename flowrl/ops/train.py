@@ -15,6 +15,7 @@ from flowrl.errors import ContractError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
 from flowrl.graph.refs import resource_and_part
+from flowrl.graph.settings import check_at_least_1, check_not_negative
 from flowrl.learner.learner import LearnerHandle
 from flowrl.ops.batch import Advantages, need
 from flowrl.ops.evolution import CentredRanks, ParallelEvaluate, TopDirections
@@ -53,12 +54,7 @@ class TrainOneStep(Stateless):
     writes: ClassVar[tuple[str, ...]] = ("learner",)
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise SettingError(f"epochs must be at least 1, got {self.epochs}")
-        if self.minibatch_size is not None and self.minibatch_size < 1:
-            raise SettingError(
-                f"minibatch_size must be at least 1 or None, got {self.minibatch_size}"
-            )
+        check_at_least_1(self, "epochs", "minibatch_size")
 
     def _sampled(self, plan: Plan) -> int:
         """Return the steps that were sampled for the learner."""
@@ -121,11 +117,8 @@ class UpdateTarget(Operator):
     writes: ClassVar[tuple[str, ...]] = ("learner",)
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.every_steps < 0:
-            raise SettingError(
-                "every must be at least 1 and every_steps not negative, "
-                f"got every={self.every}, every_steps={self.every_steps}"
-            )
+        check_at_least_1(self, "every")
+        check_not_negative(self, "every_steps")
         if not 0 < self.tau <= 1:
             raise SettingError(f"tau must be above 0 and at most 1, got {self.tau}")
 

@@ -13,6 +13,7 @@ from flowrl.core.texts import in_bytes
 from flowrl.errors import ContractError, SettingError
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref
+from flowrl.graph.settings import check_at_least_1, check_not_negative
 from flowrl.learner.learner import LearnerHandle
 from flowrl.rollout.handle import RunnersHandle
 
@@ -50,8 +51,8 @@ class SyncWeights(Operator):
     writes: ClassVar[tuple[str, ...]] = ("runners",)
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.every_steps < 0:
-            raise SettingError(f"every must be at least 1 and every_steps not negative, got {self}")
+        check_at_least_1(self, "every")
+        check_not_negative(self, "every_steps")
         if self.to not in ("all", "producer"):
             raise SettingError(f"to must be all or producer, got {self.to!r}")
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from flowrl.core.texts import plural
 from flowrl.errors import SettingError
 from flowrl.graph.protocols import Handle, Ref, Resource, Site
-from flowrl.graph.settings import check_shares
+from flowrl.graph.settings import check_at_least_1, check_not_negative, check_shares
 from flowrl.graph.use import Use
 from flowrl.replay.handle import ReplayHandle
 from flowrl.replay.host_replay import HostReplay
@@ -85,9 +85,7 @@ class Replay(Resource):
     handle: ClassVar[type[Handle]] = ReplayHandle  # type: ignore[type-abstract]
 
     def __post_init__(self) -> None:
-        for name in ("buffer_size", "n_step", "shards"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least_1(self, "buffer_size", "n_step", "shards")
         if self.sequence_length is not None and (self.sequence_length < 1 or self.n_step > 1):
             raise SettingError(
                 "sequence_length must be at least 1, and the returns of sequences are the loss's "
@@ -100,8 +98,7 @@ class Replay(Resource):
                 "eps must be above 0, or a row with priority 0 is never sampled again, "
                 f"got {self.eps}"
             )
-        if self.beta_steps < 0 or self.restarts < 0:
-            raise SettingError(f"beta_steps and restarts must not be negative, got {self}")
+        check_not_negative(self, "beta_steps", "restarts")
 
     @property
     def reach(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import numpy as np
 
-from flowrl.core.items import Batch, nbytes
+from flowrl.core.items import Batch, check_columns, nbytes, only
 from flowrl.core.texts import plural
 from flowrl.core.trees import names_of
 from flowrl.errors import ContractError, GraphError, SettingError
@@ -59,11 +59,7 @@ def needed(spec: Replay, batch: Batch) -> Batch:
             f"needs the {plural(len(missing), 'field')} {', '.join(missing)}, "
             f"but the batch has {', '.join(batch.data)}"
         )
-    if missing := [name for name in COLUMNS if not names_of(name, batch.columns)]:
-        raise ContractError(
-            f"the batch has lost the column {missing[0]}; "
-            "change batches by batch.with_(...), which keeps the columns"
-        )
+    check_columns(batch, *COLUMNS)
     if "cut" in batch.columns:
         _check_turns(spec, batch.shape[0])
     columns = COLUMNS if spec.sequence_length is None else (*COLUMNS, "carry")
@@ -73,18 +69,7 @@ def needed(spec: Replay, batch: Batch) -> Batch:
             "take Replay(..., sequence_length=...) with R2D2Loss, or a policy that is not recurrent"
         )
     more = ("priority",) if spec.prioritized and "priority" in batch.data else ()
-    return Batch(
-        {
-            name: batch.data[name]
-            for field in (*fields, *more)
-            for name in names_of(field, batch.data)
-        },
-        {
-            name: batch.columns[name]
-            for column in columns
-            for name in names_of(column, batch.columns)
-        },
-    )
+    return only(batch, (*fields, *more), columns)
 
 
 def too_small(spec: Replay, name: str, rows: int, steps: int, envs: int) -> None:

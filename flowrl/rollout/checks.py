@@ -15,7 +15,7 @@ from flowrl.core.metrics import misnamed
 from flowrl.envs.jax_agents import JaxAgents
 from flowrl.envs.jax_envs import JaxEnv
 from flowrl.errors import GraphError, SettingError, unknown
-from flowrl.graph.settings import check_above_0, check_not_negative
+from flowrl.graph.settings import check_above_0, check_at_least_1, check_not_negative
 from flowrl.rl.explore import Explore
 from flowrl.rl.policies import Policy
 from flowrl.rl.team import Team
@@ -51,9 +51,7 @@ def check_settings(spec: Runners) -> None:
 
 
 def _check_numbers(spec: Runners) -> None:
-    for name in ("num_runners", "envs_per_runner", "rollout_length"):
-        if getattr(spec, name) < 1:
-            raise SettingError(f"{name} must be at least 1, got {getattr(spec, name)}")
+    check_at_least_1(spec, "num_runners", "envs_per_runner", "rollout_length")
     check_not_negative(spec, "restarts")
     check_above_0(spec, "timeout", "evaluation_timeout", "clip_rewards")
     for name in ("timeout", "evaluation_timeout"):

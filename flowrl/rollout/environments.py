@@ -110,11 +110,11 @@ class Environments(Keeping):
                 obs[name][slice(None) if env is None else env] = x
 
         taken = self._steps_taken()
-        with self._in_reset(), RESET:
-            lost = bring_back(self.vector, state["vector"], seed, put)
         # What was kept before steps were counted has none.
         if "taken" in state:
             taken.take(state["taken"])
+        with self._in_reset(), RESET:
+            lost = bring_back(self.vector, state["vector"], seed, put)
         taken.reset(lost)
         if self.infos is not None:
             self.infos.take(state["infos"])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from flowrl.core.events import Stream
-from flowrl.core.items import Batch, Gradients, MultiBatch
+from flowrl.core.items import Batch, Gradients, MultiBatch, check_columns
 from flowrl.core.ledger import Ledger
 from flowrl.core.trees import names_of
 from flowrl.errors import ContractError, a
@@ -46,7 +46,7 @@ def values_of(site: Site, net: Network, weights: Weights, batch: Batch) -> Any:
     Raises:
         ContractError: the batch has lost the column bootstrap_obs.
     """
-    _check_bootstrap_obs(batch)
+    check_columns(batch, "bootstrap_obs")
     data = _seen(batch) if net.recurrent else {}
     return site.run(net.values, weights, data, sequence_columns(batch))
 
@@ -64,7 +64,7 @@ def action_values_of(site: Site, net: Network, weights: Weights, batch: Batch) -
         ContractError: the batch has lost the column bootstrap_obs, or the policy has no action
             values.
     """
-    _check_bootstrap_obs(batch)
+    check_columns(batch, "bootstrap_obs")
     if net.head.kind != "categorical":
         raise ContractError(
             f"needs action values, which {net.name} has not: its actions are no choice of one of "
@@ -76,14 +76,6 @@ def action_values_of(site: Site, net: Network, weights: Weights, batch: Batch) -
 def _seen(batch: Batch) -> dict[str, Any]:
     """Return the observations of a batch, and where these are final ones."""
     return {name: batch.data[name] for name in (*names_of("obs", batch.data), "valid")}
-
-
-def _check_bootstrap_obs(batch: Batch) -> None:
-    if not names_of("bootstrap_obs", batch.columns):
-        raise ContractError(
-            "needs the column bootstrap_obs, but the batch has lost it; change batches by "
-            "batch.with_(...), which keeps the columns"
-        )
 
 
 class Acting(Handle):

@@ -19,8 +19,8 @@ MOST = 4
 class StepsTaken(Keeping):
     """Counts the steps of each environment of a vector, since it was made and in its episode.
 
-    Single environments count their own; a vector does not say which of its environments it fails
-    in, nor when.
+    A vector of the user's own does not say which of its environments it fails in; one of single
+    environments does (`Guard`).
 
     Args:
         envs: how many environments there are.

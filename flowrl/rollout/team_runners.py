@@ -172,7 +172,7 @@ class TeamStatistics(Keeping):
     @property
     def unreported(self) -> int:
         """The environment steps since `drain` was called last."""
-        return self.all.unreported
+        return self.env_steps
 
     def drain(self) -> dict[str, Any]:
         """Return all that gathered since the last call, and start gathering again."""

@@ -267,7 +267,7 @@ def test_a_phase_ends_with_a_return_or_after_its_most_items(goal, read, folder, 
 def test_whoever_waits_for_a_return_names_who_plays():
     with pytest.raises(SettingError, match='add runners="runners"'):
         fl.Switch({"read": fl.UntilReturn(0.0, within=5), "mix": None})
-    with pytest.raises(SettingError, match="within, every and episodes must be at least 1"):
+    with pytest.raises(SettingError, match="within must be at least 1, got 0"):
         fl.UntilReturn(0.0, within=0)
 
 

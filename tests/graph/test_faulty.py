@@ -771,6 +771,7 @@ def test_a_resource_has_a_name_that_python_takes(name):
         ({"full": "drop-newest"}, "full must be one of block, drop_oldest, drop_newest, got"),
         ({"order": "LIFO"}, "order must be one of fifo, lifo, got 'LIFO'"),
         ({"capacity": 0}, "capacity must be at least 1, got 0"),
+        ({"max_lag": -1}, "max_lag must not be negative, got -1"),
     ],
 )
 def test_bounds_that_no_queue_has_are_refused(settings, says):

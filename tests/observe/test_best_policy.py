@@ -116,7 +116,7 @@ def test_a_killed_run_has_it_and_what_is_damaged_is_named(ruined, tmp_path):
     for file in sorted(each for each in folder.rglob("*") if each.is_file()):
         good = file.read_bytes()
         file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-        with pytest.raises(fl.errors.SaveError, match="is not what was saved"):
+        with pytest.raises(fl.errors.SaveError, match="is not what was written"):
             load(path)
         file.unlink()
         with pytest.raises(fl.errors.SaveError, match="is missing"):
@@ -133,7 +133,7 @@ def test_a_killed_run_has_it_and_what_is_damaged_is_named(ruined, tmp_path):
     # A sealed run has to be whole.
     shutil.copytree(ruined[0], path / "again")
     shutil.rmtree(path / "again/best")
-    with pytest.raises(fl.errors.SaveError, match="is missing, though the manifest lists it"):
+    with pytest.raises(fl.errors.SaveError, match="is missing, though manifest.json lists it"):
         load(path / "again")
 
 

@@ -113,8 +113,9 @@ SETTINGS = [
     (lambda: fl.Report(every=0), "every must be at least 1, got 0"),
     (lambda: fl.Report(every_steps=-1), "every_steps must not be negative, got -1"),
     (lambda: fl.Report(every_seconds=-0.5), "every_seconds must not be negative, got -0.5"),
-    (lambda: fl.Evaluate(every=0), "every, episodes and max_steps must be at least 1"),
-    (lambda: fl.Evaluate(episodes=0), "episodes=0"),
+    (lambda: fl.Evaluate(every=0), "Evaluate: every must be at least 1, got 0"),
+    (lambda: fl.Evaluate(episodes=0), "episodes must be at least 1, got 0"),
+    (lambda: fl.Evaluate(max_steps=0), "max_steps must be at least 1, got 0"),
 ]
 
 

@@ -18,11 +18,11 @@ import flowrl as fl
 from environments import Clockwork
 from flowrl.core.events import Tap, Warned
 from flowrl.core.workers import Failed, HereWorkers
-from flowrl.envs.bringing_back import bring_back, kept_environments
 from flowrl.envs.gym_envs import make_vector
 from flowrl.graph import trace
 from flowrl.graph.site import Place
 from flowrl.rollout.counters import Skipped
+from flowrl.rollout.environments import Environments
 from flowrl.rollout.reward_scale import RewardScale
 from flowrl.rollout.runner import Runner
 from flowrl.rollout.runner_stub import RunnerStub
@@ -370,14 +370,14 @@ def test_a_fault_names_runner_environment_and_cause(how, says):
 )
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_fault_says_at_which_step_it_came(how, says, resumed):
-    made = make_vector(partial(environments.Faulty, 7, how), 1, (), {})
-    made.reset(seed=0)
-    action = np.zeros(1, int)
+    spec = fl.Runners(partial(environments.Faulty, 7, how), POLICY, envs_per_runner=1)
+    made = Environments(spec, spec.spaces())
+    obs, action = made.reset(seed=0), np.zeros(1, int)
     for _ in range(6):  # the fifth is a reset
         made.step(action)
     if resumed:
-        again = make_vector(partial(environments.Faulty, 7, how), 1, (), {})
-        assert not bring_back(again, kept_environments(made), 0, lambda env, obs: None).any()
+        again = Environments(spec, spec.spaces())
+        assert not again.bring_back(made.keep(), 0, obs).any()
         made = again
     with pytest.raises(fl.errors.EnvError, match=f"{says}$"):
         for _ in range(4):

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 import flowrl as fl
 from flowrl.envs.agents import Agents, End, Turn
 from flowrl.envs.bringing_back import RetracedAgents
+from flowrl.graph.site import alone
 from flowrl.rollout.runner import Runner
 from flowrl.rollout.sample import seed_of
 from flowrl.rollout.team_runner import TeamRunner
+from flowrl.rollout.team_runners import TeamStatistics
 from teams import TwoCartPoles
 
 POLICY = fl.Policy(fl.networks.MLP, hidden=(8,))
@@ -55,6 +57,18 @@ def test_two_agents_with_two_policies_are_two_single_runs(policy):
             jax.tree.map(np.testing.assert_array_equal, found[name], runner.sample(weights[name]))
             assert (last_version == runner.version).all() and not cut.any()
         weights = dict.fromkeys(offset)
+    team.close()
+
+
+def test_steps_that_no_row_has_yet_are_those_of_environments_not_of_their_agents():
+    both = fl.Team(red=POLICY, blue=POLICY)
+    spec = fl.Runners(TwoCartPoles, both, envs_per_runner=3, rollout_length=4)
+    team = TeamRunner(spec, "runners", 0, 0)
+    statistics = TeamStatistics(team.parts, alone("runners", spec))
+    weights = [(part.network.init(jax.random.key(0)), 0) for part in team.parts.values()]
+    statistics.note(team.sample(*weights))
+    assert statistics.unreported == statistics.drain()["env_steps"] == 3 * 4
+    assert statistics.unreported == 0
     team.close()
 
 
