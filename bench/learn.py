@@ -105,7 +105,7 @@ GATES = (
     Gate("es", "gymnax:CartPole-v1", 475, 1_000_000, 3, 475, "xla", judged=("greedy",)),
     Gate("ars", "CartPole-v1", 475, 1_000_000, 3, 475, judged=("greedy",)),
     Gate("ars", "CartPole-v1", 475, 1_000_000, 1, 475, "ray", judged=("greedy",)),
-    Gate("impala, LSTM", "CartPole-v1, no velocities", 350, 1_000_000, 3, 400),
+    Gate("impala, LSTM", "CartPole-v1, no velocities", 350, 600_000, 3, 400, early=False),
     Gate("r2d2", "CartPole-v1, no velocities", 400, 480_000, 3, 400, **VALUES),
     Gate("ppo", "CartPole that overheats, masked", 475, 150_000, 3, 475),
     Gate("dqn", "CartPole that overheats, masked", 450, 100_000, 3, 450, **VALUES),

@@ -21,11 +21,15 @@ class HideVelocities(gym.ObservationWrapper):
 
 
 def graph() -> fl.Graph:
-    settings = fl.IMPALASettings(policy=fl.Policy(fl.networks.RNN, cell="lstm"), lr=1e-3)
+    settings = fl.IMPALASettings(
+        policy=fl.Policy(fl.networks.RNN, cell="lstm"),
+        lr=fl.Linear(1e-3, 1e-5, 1_200),  # a rate that stays high forgets again what it found
+        max_grad_norm=0.5,
+    )
     return fl.impala("CartPole-v1", settings).set("runners.wrappers", (HideVelocities,))
 
 
-def main(steps: int = 500_000) -> fl.Run:
+def main(steps: int = 600_000) -> fl.Run:
     with fl.run(graph(), steps=steps, until=lambda row: row["return_mean"] >= 350) as run:
         for row in run:
             print(f"{row['env_steps']:>8,} steps   return {row['return_mean']:6.1f}")

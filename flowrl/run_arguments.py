@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +182,24 @@ def checked_snapshots(snapshots: Any, plan: Plan) -> Snapshots | None:
             column_of(snapshots.best, plan)
         return snapshots
     return Snapshots() if snapshots else None
+
+
+def check_ends(runs: int, at_once: int, options: Mapping[str, Any]) -> None:
+    """Make sure that runs end where others begin after them.
+
+    Args:
+        runs: how many there are.
+        at_once: how many go on at a time.
+        options: arguments of `fl.run`, among them ``steps`` and ``until``.
+
+    Raises:
+        SettingError: some would never begin.
+    """
+    if runs > at_once and options.get("steps") is None and options.get("until") is None:
+        raise SettingError(
+            f"{at_once} of {runs} runs go on at a time, and without a goal they never end, so the "
+            "others would never begin; give steps= or until= (--steps, --until)"
+        )
 
 
 def checked_init(init: Any, plan: Plan) -> Init | None:

@@ -214,8 +214,19 @@ def test_the_xla_runtime_runs_all_seeds_as_one_program(tmp_path):
         ({"record": True}, "give out="),
         ({"until": "x"}, "until takes a comparison such as"),
         ({"until": lambda row, lock=sys.stdout: True}, "ppo can't be sent to another process"),
+        ({"seeds": 3, "at_once": 2}, "2 of 3 runs go on at a time, and without a goal they never"),
+        ({"seeds": 2, "runtime": "ray"}, "1 of 2 runs go on at a time"),
     ],
-    ids=["none", "too high", "no process", "nowhere", "no goal", "not picklable"],
+    ids=[
+        "none",
+        "too high",
+        "no process",
+        "nowhere",
+        "no goal",
+        "not picklable",
+        "endless",
+        "on ray",
+    ],
 )
 def test_a_mistake_is_an_error_before_anything_starts(arguments, says):
     with pytest.raises(fl.errors.SettingError, match=says):
@@ -293,7 +304,9 @@ def test_the_end_of_a_process_is_reported_whatever_happens_to_its_input(error):
 
 
 def test_which_runs_count_is_as_for_saved_runs():
-    found = SeedRuns(fl.ppo("CartPole-v1", SMALL), range(5), runtime="local", options={})
+    found = SeedRuns(
+        fl.ppo("CartPole-v1", SMALL), range(5), runtime="local", options={"steps": 100}
+    )
     ends = {0: ("steps", 100), 1: ("interrupted", 50), 2: ("interrupted", 99), 3: ("failed", 100)}
     for seed, (reason, steps) in ends.items():
         found.runs[seed].reason = reason
@@ -333,7 +346,7 @@ def test_with_a_gpu_runs_that_compute_on_the_cpu_share_its_cores(
 ):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     graph = fl.ppo("CartPole-v1", replace(SMALL, **changes))
-    assert SeedRuns(graph, range(2), runtime=runtime, options={})._at_once == at_once
+    assert SeedRuns(graph, range(2), runtime=runtime, options={"steps": 100})._at_once == at_once
     if changes:
         return
     graph = graph.insert(after="sample", where=Platform())

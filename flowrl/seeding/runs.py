@@ -43,6 +43,7 @@ from flowrl.run_arguments import (
     Until,
     as_runtime,
     check_arguments,
+    check_ends,
     check_seed,
     checked_init,
     checked_snapshots,
@@ -110,16 +111,14 @@ def run_seeds(
     check_positive("seeds", seeds, or_none=False)
     check_seed(seed)
     name = runtime if isinstance(runtime, str) else runtime_name(runtime)
-    options = {"steps": steps, "until": until, "record": record, "snapshots": snapshots}
+    options: Any = {"steps": steps, "until": until, "record": record, "snapshots": snapshots}
     options["init"] = init
     if name == "xla":
         many: Any = replace(as_runtime(runtime), seeds=seeds)  # type: ignore[type-var]
-        observers = [Progress(steps=steps)] if progress else []
         with ExitStack() as last:
-            for each in observers:
-                last.callback(each.close)
-            given: Any = {"seed": seed, "out": out, "observers": observers, **options}
-            with run(graph, runtime=many, **given) as training:
+            observers = [last.enter_context(closing(Progress(steps=steps)))] if progress else []
+            options |= {"seed": seed, "out": out, "observers": observers}
+            with run(graph, runtime=many, **options) as training:
                 list(training)
         return training.curves()
     every = range(seed, seed + seeds)
@@ -192,8 +191,7 @@ class SeedRuns:
         check_arguments(graph, seeds[0], options.get("steps"), options.get("until"))
         if seeds[-1] >= SEEDS:
             raise SettingError(f"seed {seeds[-1]} is above 2**32 - 1; take a lower first seed")
-        if isinstance(runtime, str):
-            runtime = as_runtime(runtime)
+        runtime = as_runtime(runtime)
         # What is faulty here is an error now, once, and not in every process.
         plan = graph if isinstance(graph, Plan) else graph.compile()
         checked_until(options.get("until"), plan)
@@ -226,6 +224,7 @@ class SeedRuns:
         # The first process with a GPU takes most of its memory, even one that computes on the CPU.
         self._variables = {"JAX_PLATFORMS": "cpu"} if on_cpu and not is_ray else {}
         self._at_once = at_once or (usable_cores() if on_cpu else 1)
+        check_ends(len(left) if ended is None else 0, 1 if is_ray else self._at_once, options)
         self._last: list[Event] = []
         """What happened while the runs were ended."""
 
