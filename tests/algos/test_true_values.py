@@ -142,3 +142,29 @@ def test_a_replay_gives_the_true_values_of_episodes_of_both_ends(name, mode, tmp
     points = 2 if name == "r2d2" else 4
     for found, worth in zip(values[:points], WORTH, strict=False):
         np.testing.assert_allclose(found, worth, rtol=0.06)
+
+
+OFFLINE = {
+    "batch_size": 64, "lr": 1e-2, "gamma": GAMMA, "hidden": (16,), "envs_per_runner": 4,
+    "evaluate_every": 100_000, "report_every": 100,
+}  # fmt: skip
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("name", "mode"), [("marwil", "SameStep"), ("iql", "NextStep")])
+def test_a_dataset_gives_the_true_values_of_episodes_of_both_ends(name, mode, tmp_path):
+    env = partial(two_ends, mode, name == "iql")
+    small = {"rollout_length": 16, "batch_size": 64, "minibatch_size": 64, "hidden": (4,)}
+    writes = fl.write_dataset(fl.ppo(env, envs_per_runner=4, **small), str(tmp_path / "data"))
+    more = {"tau": 0.1, "n_step": 3} if name == "iql" else {}
+    learns = getattr(fl, name)(env, data=str(tmp_path / "data"), **OFFLINE, **more)
+    for graph, until in (
+        (writes, lambda row: row["env_steps"] >= 600),
+        (learns, lambda row: row["updates"] >= 800),
+    ):
+        with fl.run(graph, until=until, out=tmp_path / graph.name) as run:
+            for _ in run:
+                pass
+    policy = fl.load(tmp_path / name, allow=("environments",))
+    values = policy.network.apply(policy.weights, POINTS)[1]
+    np.testing.assert_allclose(values, WORTH, rtol=0.06)
