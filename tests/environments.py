@@ -149,6 +149,35 @@ def cut_short(mode="NextStep", envs=8):
     return SyncVectorEnv([CutShort] * envs, autoreset_mode=AutoresetMode(mode))
 
 
+class TwoEnds(gym.Env):
+    """Is worth 1 a step. Of its episodes, in turn, one is cut short after 5 steps that all look
+    alike, and one terminates after 3 steps, whose number it observes."""
+
+    observation_space = gym.spaces.Box(0, 1, (2,))
+    age = cut = 0
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+
+    def _obs(self):
+        return np.float32([1, 0] if self.cut else [0, self.age / 3])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.cut, self.age = not self.cut, 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.age += 1
+        return self._obs(), 1.0, not self.cut and self.age == 3, self.cut and self.age == 5, {}
+
+
+def two_ends(mode="NextStep", real=False):
+    """A vector of `TwoEnds` that resets in one of Gymnasium's modes; with choices or a number."""
+    actions = gym.spaces.Box(-1, 1, (1,)) if real else gym.spaces.Discrete(2)
+    return SyncVectorEnv([lambda: TwoEnds(actions)] * 4, autoreset_mode=AutoresetMode(mode))
+
+
 class JaxCutShort(fl.envs.JaxEnv):
     """`CutShort` in JAX."""
 

@@ -62,6 +62,8 @@ CASES = {
     ),
     "sac": (SAC, BOX, fl.losses.SACLoss(), 256, (2, 4)),
     "td3": (TD3, BOX, fl.losses.TD3Loss(), 256, (4,)),
+    # The first update divides advantages by their own root mean square.
+    "marwil": (MLP, DISCRETE, fl.losses.MARWILLoss(), 256, (4,)),
     "ppo, less than a line": (
         fl.Policy(fl.networks.MLP, hidden=(8,), normalize=True),
         DISCRETE,

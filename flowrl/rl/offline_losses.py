@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from flowrl.core.mesh import mean_of_devices
 from flowrl.errors import SettingError
 from flowrl.graph.settings import check_above_0, check_not_negative
 from flowrl.rl.actor_critics import ActorCritics
@@ -121,7 +122,8 @@ class MARWILLoss(Loss):
         # Where an episode was cut short, the value stands for what would have come.
         target = jax.lax.stop_gradient(batch["reward"] + batch["discount"] * next_value)
         advantage = target - jax.lax.stop_gradient(value)
-        now = mean(advantage**2, valid)
+        # Devices that share the rows divide by the same number, that of all of them.
+        now = mean_of_devices(mean(advantage**2, valid), jnp.sum(valid))
         seen = batch["seen"]
         square = jnp.where(seen > 0, batch["square"] / jnp.maximum(seen, 1e-8), now)
         scaled = self.beta * advantage / jnp.sqrt(square + 1e-8)

@@ -104,6 +104,41 @@ def test_every_setting_is_documented_and_listed_with_its_default(name, capsys):
         assert f"  {field} " in out and meaning in out
 
 
+NUMBERS = {
+    "gamma": 0.5, "gae_lambda": 0.25, "tau": 0.125, "n_step": 7, "beta_steps": 77, "burn_in": 3,
+    "clip_ratio": 0.375, "vf_coef": 0.625, "ent_coef": 0.0625, "kl_coef": 0.75, "eta": 0.875,
+    "beta": 2.5, "expectile": 0.8125, "cql_coef": 3.5, "sigma": 0.03125,
+    "target_noise": 0.3125, "target_noise_clip": 0.1875,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STOCK_SETTINGS)
+def test_a_number_reaches_every_field_of_its_name(name):
+    """Such as a discount: that of the replay, of the loss, and of operators at the sampler."""
+    fields = {field.name for field in dataclasses.fields(STOCK_SETTINGS[name])}
+    given = {field: value for field, value in NUMBERS.items() if field in fields}
+    text = getattr(fl, name)(**given).text()
+    for field, value in given.items():
+        # The returns of sequences are the loss's own, so those of their replay are of one step.
+        others = {"1"} if (name, field) == ("r2d2", "n_step") else set()
+        assert set(re.findall(rf"\b{field}=([\d._]+)", text)) == {str(value)} | others, field
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
+def test_rates_of_their_own_reach_their_groups(name):
+    """And the noise on the actions of a deterministic policy reaches its exploration."""
+    rates = {"lr": 1e-4, "critic_lr": 2e-4, **({"alpha_lr": 3e-4} if name == "sac" else {})}
+    for given in (rates, {"lr": 1e-4, "critic_lr": 2e-4}):
+        groups = getattr(fl, name)(**given).resources["learner"].optimizer.groups
+        wanted = {"actor": 1e-4, "critic": 2e-4}
+        if name == "sac":
+            wanted["temperature"] = given.get("alpha_lr", 1e-4)
+        assert {group: optimizer.lr for group, optimizer in groups.items()} == wanted
+    if name != "sac":
+        explore = getattr(fl, name)(noise=0.4375).resources["runners"].explore
+        assert explore.then.deviation == 0.4375
+
+
 def test_single_settings_are_keywords_and_names_of_other_libraries_lead_to_ours():
     graph = fl.ppo("CartPole-v1", lr=1e-2, num_runners=4)
     assert graph == fl.ppo("CartPole-v1", fl.PPOSettings(lr=1e-2, num_runners=4))

@@ -77,7 +77,7 @@ def test_minibatches_in_order_give_the_weights_metrics_and_priorities_of_one_dev
     differences = {
         name: found["difference"] for name, found in updates().items() if "difference" in found
     }
-    assert len(differences) == 15 and max(differences.values()) < 1e-5
+    assert len(differences) == 16 and max(differences.values()) < 1e-5
 
 
 def test_what_a_policy_tracks_in_its_calls_is_averaged_and_equal_on_all_devices():

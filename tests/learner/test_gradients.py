@@ -211,6 +211,18 @@ def test_the_mean_of_unequal_batches_is_the_gradient_of_one_large_batch(policy):
     assert many.state["version"] == 1 and result.steps == trained.steps == 36
 
 
+def test_rows_of_a_burn_in_do_not_weigh_in_the_mean():
+    """Of 12 valid rows 6 are trained on, and of 7 only 1."""
+    parts = [batch(1, valid=12), batch(2, valid=7)]
+    loss = fl.losses.R2D2Loss(burn_in=2, n_step=1)
+    learner = fresh(loss, SGD, fl.Policy(fl.networks.QNetwork, hidden=(4,)))
+    found = [learner.gradients(x) for x in parts]
+    mean, whole = average(found, learner.site.run), learner.gradients(Batch.join(parts))
+    assert [float(x.valid) for x in (*found, mean, whole)] == [6, 1, 7, 7]
+    for name, x in whole.params.items():
+        np.testing.assert_allclose(mean.params[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 def test_the_gradient_of_a_loss_is_that_of_a_plain_loop():
     """The mean over valid rows, one row after another, by finite differences of a linear value."""
     rows = batch(5)

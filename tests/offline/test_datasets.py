@@ -243,6 +243,27 @@ def test_what_is_in_memory_is_bounded(data, monkeypatch):
     assert [len(c) for c in cut(np.arange(5), np.array(LENGTHS), 6)] == [2, 2, 1]
 
 
+@pytest.mark.parametrize("n_step", [1, 3, None])
+@pytest.mark.parametrize("buffer_size", [100, 6])
+def test_transitions_of_all_episodes_are_those_of_a_slow_list(tmp_path, buffer_size, n_step):
+    """Each with its own observations, and 0 after a termination alone."""
+    wanted = {}
+    for obs, action, rewards, terminated in written(tmp_path / "data"):
+        found = slow_returns(rewards, terminated, 0.9, n_step)
+        for t, (total, discount, after) in enumerate(zip(*found, strict=True)):
+            start, end = (tuple(obs[i]["obs"].tolist()) for i in (t, after))
+            wanted[start] = (int(action[t]), total, discount, *end)
+    read = reader(tmp_path / "data", buffer_size=buffer_size, n_step=n_step, gamma=0.9)
+    data = {name: x[0] for name, x in read.sample(sum(LENGTHS)).data.items()}
+    found = {}
+    for i, start in enumerate(map(tuple, data["obs"].tolist())):
+        numbers = (float(data[name][i]) for name in ("reward", "discount"))
+        found[start] = (int(data["action"][i]), *numbers, *data["next_obs"][i].tolist())
+    assert found.keys() == wanted.keys()
+    for start, row in wanted.items():
+        assert found[start] == pytest.approx(row, rel=1e-5)
+
+
 @pytest.mark.parametrize("buffer_size", [100, 6])
 def test_a_reader_goes_on_where_it_was_kept(data, buffer_size):
     read = reader(data, buffer_size=buffer_size)

@@ -115,11 +115,12 @@ def test_settings_that_make_no_sense_are_refused(wrong):
 
 def test_first_priorities_are_how_far_off_the_newest_values_are():
     values = np.zeros((3, 1, 2), np.float32)
-    values[:, 0] = [[1, 2], [3, 4], [5, 6]]
+    # A return of one step would be another: the second row's best value is not 1 + 0.5 * 8.
+    values[:, 0] = [[1, 2], [3, 4], [5, 8]]
     learner, item = Calls(action_values=values), batch(2, 1, fill=1.0, action=np.array([[0], [1]]))
     ((out,),) = drive(fl.InitialPriorities(gamma=0.5, n_step=2), item, learner=learner)
     np.testing.assert_allclose(
-        out["priority"], [[abs(1 + 0.5 * (1 + 0.5 * 6) - 1)], [abs(1 + 0.5 * 6 - 4)]]
+        out["priority"], [[abs(1 + 0.5 * (1 + 0.5 * 8) - 1)], [abs(1 + 0.5 * 8 - 4)]]
     )
     with pytest.raises(fl.errors.SettingError, match="n_step at least 1"):
         fl.InitialPriorities(n_step=0)

@@ -222,12 +222,13 @@ def test_a_priority_outlasts_the_rollouts_that_follow(n):
         np.random.default_rng(1),
         core.empty(jax.random.key(0), fields=FIELDS),
     )
+    highest = 1.0
     for version in range(12):  # once round
         before = added(add, state, world.rollout(0, 3, 5, version)[0])
         slots = np.flatnonzero(before["usable"])
-        before = prioritize(
-            before, slots, before["stamp"].ravel()[slots], 0.1 + rng.random(len(slots))
-        )
+        errors = 0.1 + rng.random(len(slots))
+        before = prioritize(before, slots, before["stamp"].ravel()[slots], errors)
+        highest = max(highest, (errors.max() + 1e-6) ** 0.6)
         state = added(add, before, world.rollout(0, 3, 5, version)[0])
         assert state["usable_count"] == np.sum(state["usable"])
         stamps, now = (np.asarray(x["stamp"]).ravel()[slots] for x in (before, state))
@@ -238,6 +239,8 @@ def test_a_priority_outlasts_the_rollouts_that_follow(n):
         stamp = np.asarray(state["stamp"])
         fresh = np.flatnonzero((stamp == stamp.max()) & state["usable"])
         assert len(fresh) and (state["tree"]["leaves"][fresh] == state["highest"]).all()
+        assert float(state["highest"]) == pytest.approx(highest, rel=1e-5)
+    assert highest > 1
 
 
 def test_sampled_rewards_are_divided_by_the_deviation_of_all_returns_so_far():

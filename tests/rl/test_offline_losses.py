@@ -207,6 +207,32 @@ def test_the_conservative_part_estimates_the_log_sum_exp_over_all_actions():
     assert found == pytest.approx(mean(gaps), rel=0.03)
 
 
+def test_the_conservative_part_is_that_of_a_loop_over_rows_and_kinds_of_actions():
+    """Uniform ones, and those of the policy at both observations, all judged at the first one."""
+    batch, count, gaps = conserving(), 3, []
+    _, found, _ = losses(fl.losses.CQLLoss(1.0, count), batch)
+    for i in range(N):
+        key = jax.random.fold_in(jax.random.wrap_key_data(batch["seed"][i]), 1)
+        keys = jax.random.split(key, 3)
+        taken = [*np.asarray(jax.random.uniform(keys[0], (count, D), minval=-1.0, maxval=1.0))]
+        densities = [0.25] * count
+        for obs, each in ((batch["obs"][i], keys[1]), (batch["next_obs"][i], keys[2])):
+            for noise in np.float64(jax.random.normal(each, (count, D))):
+                action = np.tanh(0.2 * obs @ CQL["mean"] + noise)
+                taken.append(action)
+                normal = np.exp(-(noise**2) / 2) / np.sqrt(2 * np.pi)
+                densities.append(np.prod(normal / (1 - action**2)))
+        gap = 0.0
+        for name in ("one", "two"):
+            *values, seen = (
+                np.concatenate([batch["obs"][i], action]) @ CQL[name]
+                for action in (*taken, batch["action"][i])
+            )
+            gap += np.log(np.mean(np.exp(values) / densities)) - seen
+        gaps.append(gap)
+    assert found == pytest.approx(mean(gaps), rel=1e-4)
+
+
 BOX = Spaces(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-2, 2, (2,)))
 
 

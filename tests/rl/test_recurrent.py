@@ -44,8 +44,10 @@ def test_unrolled_from_the_stored_carry_a_rollout_gives_what_its_runner_computed
     unroll = jax.jit(net.unroll)
     for _ in range(4):
         batch = runners.collect()
-        reset = np.concatenate([np.zeros((1, 4), bool), ~batch["valid"][:-1]])
-        dist, value, _ = unroll(weights, batch["obs"], Memory(net.carry_of(batch.columns), reset))
+        memory = net.memory_of(batch.data, batch.columns)
+        # The last reset is that of the observation after the rollout.
+        memory = memory._replace(reset=memory.reset[:-1])
+        dist, value, _ = unroll(weights, batch["obs"], memory)
         np.testing.assert_allclose(value, batch["value"], rtol=1e-4, atol=1e-5)
         logp = dist.log_prob(batch["action"])
         np.testing.assert_allclose(

@@ -170,6 +170,45 @@ def test_a_group_that_rests_takes_no_step_though_others_computed_its_gradient():
         assert updates["critics/kernel"].tolist() == [-1.0] * 2
 
 
+def test_groups_that_rest_at_different_times_step_as_a_loop_over_groups_does():
+    """Each is clipped by its own norm, and what rests stays where it is."""
+    rates, most = {"a": 0.1, "b": 0.2, "c": 0.3}, {"a": 0.5, "b": 1.0, "c": 2.0}
+    every = {"a": 2, "b": 3}
+    groups = fl.Optimizers(
+        **{name: fl.SGD(rates[name], max_grad_norm=most[name]) for name in rates}, every=every
+    )
+    # The loss is |a - b|^2 + |b - c|^2 + |c - a|^2.
+    after = {"a": "b", "b": "c", "c": "a"}
+    wanted = {name: np.float64([i + 1, 3 - 2 * i]) for i, name in enumerate(rates)}
+    params = {f"{name}/kernel": jnp.float32(x) for name, x in wanted.items()}
+    members = groups.members(params, {})
+    rule, seen = groups.build(members), []
+
+    def loss(params, resting):
+        seen.append(resting)
+        distances = [params[f"{a}/kernel"] - params[f"{b}/kernel"] for a, b in after.items()]
+        return sum(jnp.sum(x**2) for x in distances), ()
+
+    state = rule.init(params)
+    for step in range(1, 7):
+        _, gradients = groups.gradients(loss, params, state, members)
+        updates, state = rule.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+        moved = {}
+        for name, x in wanted.items():
+            before = next(a for a, b in after.items() if b == name)
+            gradient = 2 * (x - wanted[after[name]]) + 2 * (x - wanted[before])
+            size = np.sqrt(np.sum(gradient**2))
+            share = min(1.0, most[name] / size) if step % every.get(name, 1) == 0 else 0.0
+            moved[name] = x - rates[name] * share * gradient
+            found = gradients[f"{name}/kernel"]
+            np.testing.assert_allclose(found, gradient * (share > 0), rtol=1e-4, atol=1e-5)
+        wanted = moved
+        for name, x in wanted.items():
+            np.testing.assert_allclose(params[f"{name}/kernel"], x, rtol=1e-5)
+    assert set(seen) == {frozenset(x) for x in ("", "a", "b", "ab")}
+
+
 def test_gradient_steps_within_an_update_count_for_what_is_due():
     groups = fl.Optimizers(actor=fl.Adam(1e-2), critic=fl.Adam(1e-2), every={"actor": 2})
     core = core_of(POLICY, SPACES, fl.losses.TD3Loss(), groups)

@@ -251,6 +251,7 @@ def sac_example(seed=0):
         "action": np.tanh(f(N, 2)),
         "reward": f(N),
         "discount": np.float32(0.9) * (rng.random(N) < 0.7),
+        "weight": rng.random(N).astype(np.float32),
     }
     return made(), {
         **data,
@@ -284,7 +285,10 @@ def test_sac_is_what_a_loop_over_rows_finds():
         target = b["reward"][i] + b["discount"][i] * (
             judge(b["target_params"], b["next_obs"][i], next_action).min() - alpha * next_logp
         )
-        sums["critic"] += ((judge(params, b["obs"][i], b["action"][i]) - target) ** 2).sum() / 2
+        error = judge(params, b["obs"][i], b["action"][i]) - target
+        np.testing.assert_allclose(metrics["priority"][i], abs(error).mean(), rtol=1e-4)
+        # Importance weights are those of the critics' errors alone.
+        sums["critic"] += b["weight"][i] * (error**2).sum() / 2
         sums["actor"] += alpha * logp - judge(params, b["obs"][i], action).min()
         sums["logp"] += logp
     n = b["valid"].sum()
