@@ -25,6 +25,9 @@ CRITIC = ("critics", "values", "encoder")
 class ActorCritics(nnx.Module):
     """Base class of networks with an actor and some critics.
 
+    Of images the convolutions come before both: they are in the critics' group, and learn from the
+    losses of both.
+
     Args:
         obs_space: observation space of the environment.
         action_space: action space of the environment, which must be a Box of floats.
@@ -95,7 +98,8 @@ class ActorCritics(nnx.Module):
 class SACNetwork(ActorCritics):
     """Squashed Gaussian policy, two critics and a temperature (Haarnoja et al. 2018b).
 
-    The critics evaluate actions in [-1, 1]. The temperature weighs the entropy of the policy.
+    The critics evaluate actions in [-1, 1]. The temperature weighs the entropy of the policy. The
+    convolutions of images are shared, and learn from the losses of policy and critics.
 
     Args:
         obs_space: observation space of the environment.
@@ -161,7 +165,8 @@ class SACNetwork(ActorCritics):
 class TD3Network(ActorCritics):
     """Deterministic policy and its critics (TD3, Fujimoto et al. 2018; with one critic DDPG).
 
-    The critics evaluate actions in [-1, 1].
+    The critics evaluate actions in [-1, 1]. The convolutions of images are shared, and learn from
+    the losses of policy and critics.
 
     Args:
         obs_space: observation space of the environment.

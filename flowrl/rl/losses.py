@@ -133,9 +133,10 @@ class Loss(Settings, ABC):
 
         All are means over the valid rows: devices that share a minibatch average theirs.
 
-        In place of one scalar it may return one for each group of parameters, by its name, which
-        trains this group alone. Their sum is the loss, they are reported as ``loss/`` and the
-        name, and what belongs to a group that rests (see `Optimizers`) is not computed.
+        In place of one scalar it may return one for each group of parameters, by its name. Their
+        sum is the loss, they are reported as ``loss/`` and the name, and what belongs to a group
+        that rests (see `Optimizers`) is not computed. Each should train its own group alone, by
+        `jax.lax.stop_gradient` of the others; layers that several groups use learn from all.
         """
 
 
