@@ -131,7 +131,9 @@ class AverageGradients(Operator):
     """Collect gradients of a number of batches, and yield their mean.
 
     Each is weighted by its number of valid rows, so the mean is the gradient of one batch that
-    holds the rows of all: a large batch is so computed in parts that fit into memory.
+    holds the rows of all: a large batch is so computed in parts that fit into memory. A loss that
+    scales rows by the others of its batch, as ``APPOLoss(standardize=True)`` and the first update
+    of `MARWILLoss` do, scales each part by its own.
 
     Args:
         count: number of gradients of which the mean is yielded.
