@@ -95,9 +95,10 @@ def apex(env: Make = "CartPole-v1", settings: ApexSettings | None = None, **chan
     """
     s = given(settings, ApexSettings, changes)
     # Without priorities in the replay, nothing would read those that are computed at the runners,
-    # which are of rewards as they are, not as the replay scales them.
+    # which are of rewards as they are, not as the replay scales them, and of values, not of the
+    # distributions by which the loss judges.
     local = None
-    if s.prioritized and not s.normalize_rewards:
+    if s.prioritized and not s.normalize_rewards and s.distribution == "none":
         local = chain(prio=InitialPriorities(gamma=s.gamma, n_step=s.n_step))
     graph = dqn(env, s)
     if not s.noisy:

@@ -22,6 +22,7 @@ from flowrl.ops.batch import need
 from flowrl.ops.sample import ParallelSample
 from flowrl.replay.handle import ReplayHandle
 from flowrl.replay.replay import Replay
+from flowrl.rl.distributional_losses import C51Loss, QRLoss
 from flowrl.rl.function_loss import as_loss
 from flowrl.rl.returns import td_errors
 from flowrl.rl.sequence_losses import R2D2Loss
@@ -263,6 +264,13 @@ class InitialPriorities(Stateless):
             yield (
                 f"judges rewards as they come, but {name} scales those that it samples; leave this "
                 "operator out, so that new rows get the highest priority so far"
+            )
+        learner = graph.resources.get(str(self.learner))
+        loss = as_loss(learner.loss) if isinstance(learner, Learner) else None
+        if isinstance(loss, C51Loss | QRLoss):
+            yield (
+                f"judges action values, but {type(loss).__name__} whole distributions of returns; "
+                "leave this operator out, so that new rows get the highest priority so far"
             )
         if (self.n_step, self.gamma) != (replay.n_step, replay.gamma):
             mine, its = (f"n_step={x.n_step}, gamma={x.gamma:g}" for x in (self, replay))

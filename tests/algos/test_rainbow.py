@@ -144,4 +144,7 @@ def test_apex_takes_distributions_and_noise_in_place_of_its_epsilons():
     assert graph.resources["runners"].explore == fl.NoisyWeights()
     assert graph.resources["learner"].loss == fl.losses.C51Loss()
     assert fl.apex("CartPole-v1").resources["runners"].explore.spread == 7.0
+    # First priorities of action values would have another scale than those of the loss.
+    assert "InitialPriorities" not in repr(graph)
+    assert "InitialPriorities" in repr(fl.apex("CartPole-v1"))
     graph.check()

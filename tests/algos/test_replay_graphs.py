@@ -468,6 +468,13 @@ def no_target(graph):
             ),
         ),
         (
+            "apex",
+            lambda g: g.set("learner.loss", fl.losses.C51Loss()).set(
+                "learner.policy", fl.Policy(fl.networks.QNetwork, atoms=51, v_min=-10, v_max=10)
+            ),
+            r"apex\.sample: prio: judges action values, but C51Loss whole distributions of returns",
+        ),
+        (
             "every setting",
             lambda g: g.insert(after="sample", judged=fl.InitialPriorities(gamma=0.5, n_step=3)),
             r"dqn\.judged: judges returns of .*gamma=0.5, but replay samples",
