@@ -331,3 +331,16 @@ def has_documented_settings(name):
 
     source = find(name)
     return set(source.settings) <= set(documented(source.kind))
+
+
+def test_the_table_of_the_field_counts_the_lines_of_the_graphs():
+    """Those of the function that returns a graph, without its docstring."""
+    text = (ROOT / "docs/field.md").read_text(encoding="utf-8")
+    said = {name: int(lines) for name, lines in re.findall(r"\| `(\w+)` \| (\d+) \|", text)}
+    assert len(said) > 15 and said.keys() <= {*STOCK}
+    for name, lines in said.items():
+        tree = ast.parse((ROOT / f"flowrl/algos/{name}.py").read_text(encoding="utf-8"))
+        (made,) = [x for x in tree.body if isinstance(x, ast.FunctionDef) and x.name == name]
+        docstring = made.body[0]
+        whole, without = (x.end_lineno - x.lineno + 1 for x in (made, docstring))
+        assert (name, lines) == (name, whole - without)
