@@ -270,14 +270,10 @@ def test_what_is_no_number_of_episodes_or_of_steps_is_refused(episodes, max_step
         trained(Endless).evaluate(episodes, max_steps=max_steps)
 
 
-@pytest.mark.parametrize(("episodes", "max_steps"), [(0, 5), (5, 0)])
-def test_an_operator_without_episodes_or_steps_is_refused(episodes, max_steps):
-    with pytest.raises(
-        fl.errors.SettingError, match="every, episodes and max_steps must be at least 1"
-    ):
-        fl.Evaluate(
-            episodes=episodes or 1, max_steps=max_steps or -1, every=1 if max_steps == 0 else 0
-        )
+@pytest.mark.parametrize("name", ["every", "episodes", "max_steps"])
+def test_an_operator_without_episodes_or_steps_is_refused(name):
+    with pytest.raises(fl.errors.SettingError, match=f"{name} must be at least 1, got 0"):
+        fl.Evaluate(**{"every": 1, name: 0})
 
 
 def endless_vector():
