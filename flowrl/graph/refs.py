@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin
 
+from flowrl.core.hints import hints_of
 from flowrl.errors import ContractError
 from flowrl.graph.protocols import Handle, RefTo
 
@@ -16,11 +17,12 @@ def refs(operator: Any) -> dict[str, tuple[str, type[Handle]]]:
         By name of the field: the name of the resource, and the kind of its handle.
     """
     found: dict[str, tuple[Any, type[Handle]]] = {}
+    kind: Any = type(operator)
     try:
-        hints = get_type_hints(type(operator), include_extras=True)
+        hints = hints_of(kind, extras=True)
     except NameError as error:
         raise ContractError(
-            f"the annotations of {type(operator).__name__} can't be read: {error}; import that "
+            f"the annotations of {kind.__name__} can't be read: {error}; import that "
             "name at run time, not under `if TYPE_CHECKING`"
         ) from None
     for field, hint in hints.items():

@@ -10,6 +10,7 @@ from functools import cache, wraps
 from typing import Any, Self
 
 from flowrl.core.declared import check_declared
+from flowrl.core.hints import hints_of
 from flowrl.errors import FlowrlError, SettingError
 from flowrl.graph.keywords import check_keywords
 from flowrl.graph.values import fit
@@ -135,7 +136,7 @@ def _whole_fields(kind: Any) -> dict[str, Any]:
 def _hints(kind: Any) -> dict[str, Any]:
     """Return the annotations of what a class is given, by field."""
     try:
-        hints = typing.get_type_hints(kind)
+        hints = hints_of(kind)
     except NameError:
         # An annotation of a user's own class may be known to type checkers only.
         return {}

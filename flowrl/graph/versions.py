@@ -62,7 +62,9 @@ class VersionOwners:
             fed = [refs(resource)[field][0] for field in resource.feeds]
             if name in self.owners:
                 self.owners.update((target, self.owners[name]) for target in fed)
+        # A trace asks for every leaf of a state: of batches that are held there can be thousands.
         self.of_node = cache(self._of_node)
+        self.sampled_from = cache(self._sampled_from)
 
     def _add_written(self, node: Node, learners: Sequence[str]) -> None:
         """Give the resources that a node writes to the first learner that it refers to."""
@@ -80,7 +82,7 @@ class VersionOwners:
         node = self.nodes[name]
         if node.after:
             # Upstream of an operator that takes a part out, items hold those of several learners.
-            part = f"{self._sampled_from(name)}.{node.op.takes_part}"
+            part = f"{self.sampled_from(name)}.{node.op.takes_part}"
             return self.owners.get(part) or self.of_node(node.after[0])
         return next(
             (self.owners[target] for target, _ in refs(node.op).values() if target in self.owners),
@@ -99,7 +101,7 @@ class VersionOwners:
             owner = self.owners.get(resource, "")
         else:
             node, inner = (path[2].key, path[3:]) if part == 0 else (path[1].key, path[2:])
-            resource, owner = self._sampled_from(node), self.of_node(node)
+            resource, owner = self.sampled_from(node), self.of_node(node)
         if owner:
             return owner
         # Several learners own parts of it, by whose names its state and its items are parted.
@@ -110,7 +112,7 @@ class VersionOwners:
         """Return the resource from which the items of a node were sampled; empty if from none."""
         node = self.nodes[name]
         if node.after:
-            return self._sampled_from(node.after[0])
+            return self.sampled_from(node.after[0])
         return next((target for target, _ in refs(node.op).values()), "")
 
     def newest(self, paths: Iterable[tuple[Any, Any]]) -> Newest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
+from inspect import isabstract
 
 from flowrl.core.items import Batch
 from flowrl.core.texts import plural
@@ -50,8 +51,9 @@ def losses_content_with(fields: Collection[str]) -> list[str]:
         for kind in vars(module).values():
             if not isinstance(kind, type) or not issubclass(kind, Loss):
                 continue
-            # These two have no needs of their own.
-            if kind not in (Loss, FunctionLoss) and set(kind.needs) <= set(fields):
+            # Base classes have no needs of their own, nor has the loss that is a function.
+            named = kind is not FunctionLoss and not isabstract(kind)
+            if named and set(kind.needs) <= set(fields):
                 found.add(kind.__name__)
     return sorted(found)
 

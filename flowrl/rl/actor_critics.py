@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -26,7 +27,8 @@ class ActorCritics(nnx.Module):
     """Base class of networks with an actor and some critics.
 
     Of images the convolutions come before both: they are in the critics' group, and learn from the
-    losses of both.
+    critics' loss alone, as in SAC-AE (Yarats et al. 2021): the actor's gradient would change what
+    the critics read.
 
     Args:
         obs_space: observation space of the environment.
@@ -78,8 +80,11 @@ class ActorCritics(nnx.Module):
         self.values = nnx.List([uniform(hidden[-1], 1, rngs=rngs) for _ in range(critics)])
 
     def act(self, obs: Array) -> Array:
-        """Return the numbers of the actor ``[N, outputs x d]`` for ``obs [N, ...]``."""
-        numbers: Array = self.action(self.actor(self.encoder(obs)))
+        """Return the numbers of the actor ``[N, outputs x d]`` for ``obs [N, ...]``.
+
+        Their gradient ends before the convolutions.
+        """
+        numbers: Array = self.action(self.actor(jax.lax.stop_gradient(self.encoder(obs))))
         return numbers
 
     def critic(self, obs: Array, action: Array, count: int | None = None) -> Array:
@@ -99,7 +104,7 @@ class SACNetwork(ActorCritics):
     """Squashed Gaussian policy, two critics and a temperature (Haarnoja et al. 2018b).
 
     The critics evaluate actions in [-1, 1]. The temperature weighs the entropy of the policy. The
-    convolutions of images are shared, and learn from the losses of policy and critics.
+    convolutions of images are shared, and learn from the critics' loss.
 
     Args:
         obs_space: observation space of the environment.
@@ -166,7 +171,7 @@ class TD3Network(ActorCritics):
     """Deterministic policy and its critics (TD3, Fujimoto et al. 2018; with one critic DDPG).
 
     The critics evaluate actions in [-1, 1]. The convolutions of images are shared, and learn from
-    the losses of policy and critics.
+    the critics' loss.
 
     Args:
         obs_space: observation space of the environment.

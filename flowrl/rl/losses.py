@@ -151,8 +151,16 @@ def _clip_fraction(ratio: Array, clip_ratio: float, valid: Array) -> Array:
     return mean((jnp.abs(ratio - 1) > clip_ratio).astype(jnp.float32), valid)
 
 
+class ActorCriticLoss(Loss):
+    """Base class of losses that learn a policy and, beside it, the value of observations."""
+
+    def check(self, net: Network) -> str:
+        """Return what is wrong unless the policy has an entropy and a value apart from it."""
+        return without_own_value(type(self).__name__, net)
+
+
 @dataclass(frozen=True)
-class PPOLoss(Loss):
+class PPOLoss(ActorCriticLoss):
     """Proximal policy optimisation (Schulman et al. 2017, equation 9).
 
     Equation 8 is added where `kl_penalty_target` is set.
@@ -215,10 +223,6 @@ class PPOLoss(Loss):
         )
         return {"kl_weight": jnp.clip(adapted, 1e-6, 1e6)}
 
-    def check(self, net: Network) -> str:
-        """Return what is wrong unless the policy has an entropy and a value apart from it."""
-        return without_own_value(type(self).__name__, net)
-
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
     ) -> tuple[Array, Metrics]:
@@ -257,7 +261,7 @@ class PPOLoss(Loss):
 
 
 @dataclass(frozen=True)
-class PGLoss(Loss):
+class PGLoss(ActorCriticLoss):
     """Policy gradient with a learned baseline (Sutton et al. 2000; A2C: Mnih et al. 2016).
 
     Args:
@@ -278,10 +282,6 @@ class PGLoss(Loss):
     def __post_init__(self) -> None:
         check_not_negative(self, "vf_coef")
 
-    def check(self, net: Network) -> str:
-        """Return what is wrong unless the policy has an entropy and a value apart from it."""
-        return without_own_value(type(self).__name__, net)
-
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
     ) -> tuple[Array, Metrics]:
@@ -296,7 +296,7 @@ class PGLoss(Loss):
 
 
 @dataclass(frozen=True)
-class VTraceLoss(Loss):
+class VTraceLoss(ActorCriticLoss):
     """Policy gradient corrected for off-policy data by V-trace (Espeholt et al. 2018, section 4).
 
     This is the loss of IMPALA.
@@ -338,10 +338,6 @@ class VTraceLoss(Loss):
     def __post_init__(self) -> None:
         _check_vtrace(self)
 
-    def check(self, net: Network) -> str:
-        """Return what is wrong unless the policy has an entropy and a value apart from it."""
-        return without_own_value(type(self).__name__, net)
-
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]
     ) -> tuple[Array, Metrics]:
@@ -369,7 +365,7 @@ def _check_vtrace(loss: VTraceLoss | APPOLoss) -> None:
 
 
 @dataclass(frozen=True)
-class APPOLoss(Loss):
+class APPOLoss(ActorCriticLoss):
     """Asynchronous PPO: the clipped surrogate on V-trace advantages (IMPACT, Luo et al. 2020).
 
     It is equation 3 of the paper with its target network. The target network is the policy that
@@ -426,10 +422,6 @@ class APPOLoss(Loss):
         _check_vtrace(self)
         check_above_0(self, "clip_ratio")
         check_not_negative(self, "kl_coef")
-
-    def check(self, net: Network) -> str:
-        """Return what is wrong unless the policy has an entropy and a value apart from it."""
-        return without_own_value(type(self).__name__, net)
 
     def __call__(
         self, policy: Bound, params: Any, batch: Mapping[str, Array]

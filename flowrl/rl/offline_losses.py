@@ -17,6 +17,7 @@ from flowrl.errors import SettingError
 from flowrl.graph.settings import check_above_0, check_not_negative
 from flowrl.rl.actor_critics import ActorCritics
 from flowrl.rl.deterministic_losses import Criticised
+from flowrl.rl.images import Images
 from flowrl.rl.losses import Bound, Loss, Metrics
 from flowrl.rl.masked import mean
 from flowrl.rl.value_losses import TRANSITION, SACLoss, no_recurrence
@@ -39,7 +40,12 @@ class BCLoss(Loss):
     on_policy: ClassVar[bool] = False
 
     def check(self, net: Network) -> str:
-        """Return what is wrong unless the policy decides by single observations."""
+        """Return what is wrong unless it trains the whole policy, which must not be recurrent."""
+        if net.layers(ActorCritics) and net.layers(Images):
+            return (
+                f"the convolutions of {net.name} learn from its critics' loss, and BCLoss trains "
+                "no critics; take fl.networks.MLP"
+            )
         return no_recurrence(self, net, "take fl.networks.MLP")
 
     def __call__(

@@ -698,7 +698,10 @@ FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
         ),
         fl.sac("gymnax:Pendulum-v1", fl.SACSettings(**SAC)),
         pytest.param(fl.td3("gymnax:Pendulum-v1", **TD3), marks=pytest.mark.system),
-        fl.td3("gymnax:Pendulum-v1", **{**TD3, "rollout_length": 4, "envs_per_runner": 3}),
+        pytest.param(
+            fl.td3("gymnax:Pendulum-v1", **{**TD3, "rollout_length": 4, "envs_per_runner": 3}),
+            marks=pytest.mark.system,
+        ),
     ],
     ids=["prioritized", "rollouts as they come", "samples are gathered", "sac", "td3", "td3, 3x4"],
 )

@@ -665,3 +665,28 @@ def test_graphs_for_actions_in_a_box_read_images_by_convolutions(name):
     if name not in ("bc", "marwil"):
         with pytest.raises(fl.errors.CheckError, match=r"normalize"):
             getattr(fl, name)(Seen, normalize=True).compile()
+
+
+@pytest.mark.parametrize("kind", [fl.networks.SACNetwork, fl.networks.TD3Network])
+def test_convolutions_before_critics_learn_nothing_from_the_actor(kind):
+    module = kind(Seen.observation_space, Seen.action_space, hidden=(8,), rngs=nnx.Rngs(0))
+    obs = np.random.default_rng(0).integers(256, size=(3, 40, 40, 1), dtype=np.uint8)
+    action = jnp.full((3, 2), 0.5)
+
+    def learning(function):
+        """Return which layers have a gradient, by the first part of their names."""
+        found = nnx.grad(lambda m: (function(m) ** 2).sum())(module)
+        return {path[0] for path, x in nnx.to_flat_state(found) if np.any(x[...])}
+
+    assert learning(lambda m: m(obs)[0]) == {"actor", "action"}
+    assert learning(lambda m: m.critic(obs, action)) == {"encoder", "critics", "values"}
+
+
+def test_cloning_does_not_train_convolutions_that_only_critics_do():
+    policy = fl.Policy(fl.networks.SACNetwork, hidden=(8,))
+    with pytest.raises(
+        fl.errors.CheckError,
+        match=r"the convolutions of SACNetwork learn from its critics' loss, and BCLoss trains no "
+        r"critics; take fl\.networks\.MLP",
+    ):
+        fl.bc(Seen, policy=policy).compile()
