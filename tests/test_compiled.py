@@ -97,11 +97,11 @@ def compiles_once(make, runtime, compilations, *names, more=1, **others):
 @pytest.mark.parametrize(
     "name",
     [
-        *("ppo", "a2c", "a3c", "pg", "impala", "appo", "dqn", "apex", "sac", "es"),
-        # These compile for long, and share with the others what they are made of.
+        *("ppo", "impala", "dqn", "es"),
+        # These share with the others what they are made of.
         *(
             pytest.param(name, marks=pytest.mark.system)
-            for name in ("rainbow", "r2d2", "td3", "ars")
+            for name in ("a2c", "a3c", "pg", "appo", "apex", "sac", "rainbow", "r2d2", "td3", "ars")
         ),
     ],
 )
@@ -224,6 +224,7 @@ def of_two(x, numbers):
     return x * numbers[0] - numbers[1]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "uses",
     [
@@ -292,6 +293,7 @@ def executables():
     return sum(len(client.live_executables()) for client in clients())
 
 
+@pytest.mark.system
 def test_what_runs_with_other_settings_compiled_is_released():
     def one(number):
         trained(stock("ppo").set("train.epochs", number), 0)

@@ -71,6 +71,7 @@ def test_a_replay_reports_the_same_to_the_bit(graph, runtime, tmp_path):
     ] or graph is IMPALA
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["recurrent", "dqn"])
 def test_so_does_one_of_sequences_and_one_of_a_replay(name, tmp_path):
     if name == "recurrent":

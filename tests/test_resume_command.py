@@ -183,6 +183,7 @@ def test_many_seeds_go_on_where_their_processes_were_killed(whole, tmp_path, cap
     assert "--trace is of one run" in refused("resume", out, "--trace", out / "trace.json")
 
 
+@pytest.mark.system
 def test_each_of_many_seeds_goes_on_to_its_own_goal(tmp_path, capsys):
     every = fl.Snapshots(every=0)
     train(tmp_path / "seed-0", 0, steps=128, snapshots=every)

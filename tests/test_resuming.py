@@ -212,6 +212,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "name", with_system(PROGRAMS, {*SLOW, "r2d2", "a3c", "impala", "dqn", "ppo with a sweep"})
 )

@@ -60,6 +60,7 @@ def small(env, graph=fl.pg, **settings):
     return graph(env, **sizes, **settings)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("obs", "action", "mask"),
     [
@@ -223,6 +224,7 @@ def test_real_numbers_beside_choices_keep_their_fractions():
     assert (reals != np.round(reals)).mean() > 0.9
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("graph", [fl.ppo, fl.impala])
 def test_recurrent_policies_read_observations_of_several_parts(graph):
     policy = fl.Policy(fl.networks.RNN, hidden=(4,), size=4)

@@ -13,7 +13,7 @@ from flowrl.core.texts import plural
 from flowrl.errors import CheckError, FlowrlError, line_of, raised
 from flowrl.graph.plan import Plan
 from flowrl.graph.stages import Schedule, loops_of
-from flowrl.runtime.fused import UNROLLED, Array, Periodicity, periodicity
+from flowrl.runtime.fused import UNROLLED, UNROLLED_UPDATES, Array, Periodicity, periodicity
 from flowrl.runtime.inline import InlineSite, ProgramPlace
 from flowrl.runtime.members import swept_numbers
 
@@ -25,11 +25,30 @@ NOT_TRACEABLE = (
 """The errors of JAX that say that code needs values where there are only tracers."""
 
 
-def too_long(rounds: int) -> str:
-    """Return the message for a period of too many rounds to be unrolled."""
+def too_long(found: Periodicity) -> str:
+    """Return why a program would take too long to compile, and the way out; empty if it would not.
+
+    Args:
+        found: how its graph repeats itself.
+    """
+    if found.unit > UNROLLED:
+        return (
+            f"it repeats itself only after {found.unit} rounds, and a program unrolls {UNROLLED} "
+            "at most; let its rates divide one another"
+        )
+    if found.updates <= UNROLLED_UPDATES:
+        return ""
+    most = f"a program unrolls {UNROLLED_UPDATES} at most, each of which takes seconds to compile"
+    if found.unit == 1:
+        return (
+            f"a round has {found.updates:,} updates, and {most}; sample fewer steps at once, or "
+            "train less often on them"
+        )
+    each, rest = divmod(found.updates, found.unit)
+    way = f", such as a Report(every) that is a multiple of the {each} updates of a round"
     return (
-        f"it repeats itself only after {rounds} rounds, and a program unrolls {UNROLLED} at most; "
-        "let its rates divide one another"
+        f"it repeats itself only after {found.unit} rounds of {found.updates:,} updates together, "
+        f"and {most}; let its rates divide one another{'' if rest else way}"
     )
 
 
@@ -124,8 +143,8 @@ def fusable(plan: Plan) -> Periodicity:
             "another, such as a Report(every) that is a multiple of the updates after one sample"
         )
         raise CheckError(name, [f"{name}: {text}"])
-    if found.unit > UNROLLED:
-        raise CheckError(name, [f"{name}: {too_long(found.unit)}"])
+    if text := too_long(found):
+        raise CheckError(name, [f"{name}: {text}"])
     return found
 
 
@@ -148,7 +167,11 @@ def program_report(plan: Plan) -> tuple[bool, str]:
     before = f", after {found.warmup} that come before" if found.warmup else ""
     rounds = f"{found.unit} {plural(found.unit, 'round')}"
     operators = len(plan.graph.nodes)
-    program = f"xla: one program of all {operators} operators; it unrolls {rounds}{times}{before}"
+    updates = f" of {found.updates} updates" if found.updates > found.unit else ""
+    program = (
+        f"xla: one program of all {operators} operators; "
+        f"it unrolls {rounds}{updates}{times}{before}"
+    )
     return True, f"{program}\n"
 
 

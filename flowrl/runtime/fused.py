@@ -26,6 +26,8 @@ from flowrl.runtime.state import State, Structure, differing, strong
 Array = Any
 UNROLLED = 64
 """Rounds that a program may unroll: the time to compile it grows with them."""
+UNROLLED_UPDATES = 256
+"""Updates that a program may unroll. Two cores compile one of a small network in a second."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Periodicity:
     itself. A period consists of whole units. The whole period is one unit where a row closes before
     the last item of the period, or where a node comes after the reporting operator: a scan of
     smaller units could do neither."""
+    updates: int
+    """Updates in a unit, each of which is in the program as often as it is made."""
 
 
 class UnitTracer(Tracer):
@@ -80,9 +84,9 @@ class UnitTracer(Tracer):
         self.items.append(self.closed)
         self.closed = False
 
-    def closes_early(self, period: int) -> bool:
-        """Return whether a row closed before the last item of the last `period` rounds."""
-        return any(self.items[self.items_before[-1 - period] : -1])
+    def closings(self, rounds: int) -> list[bool]:
+        """Return of each item of the last rounds whether a row closed with it."""
+        return self.items[self.items_before[-1 - rounds] :]
 
 
 def periodicity(graph: Graph, found: Trace) -> Periodicity | None:
@@ -106,15 +110,16 @@ def periodicity(graph: Graph, found: Trace) -> Periodicity | None:
     period = end - traced.warmup_rounds
     # In a scan of units only the last item may close a row, and no node comes after that.
     reported_on = any(tracer.reporting in node.after for node in graph.nodes)
-    if reported_on or tracer.closes_early(period):
-        return Periodicity(traced.warmup_rounds, period, period)
+    closings = tracer.closings(period)
+    if reported_on or any(closings[:-1]):
+        return Periodicity(traced.warmup_rounds, period, period, len(closings))
     # The smallest divisor of the period after which the same state is seen again.
     unit = next(
         n
         for n in range(1, period + 1)
         if period % n == 0 and (n == period or seen[-1 - n] == seen[-1])
     )
-    return Periodicity(traced.warmup_rounds, period, unit)
+    return Periodicity(traced.warmup_rounds, period, unit, len(tracer.closings(unit)))
 
 
 @dataclass

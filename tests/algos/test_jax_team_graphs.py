@@ -120,6 +120,7 @@ def test_a_league_plays_agents_in_jax_on_the_host_alone():
         graph.compile()
 
 
+@pytest.mark.system
 def test_a_run_goes_on_from_its_snapshot(tmp_path):
     graph = two_rates(Chaos, OF, ratio=1)
     with fl.run(graph, snapshots=fl.Snapshots(every=0), out=tmp_path / "x") as run:

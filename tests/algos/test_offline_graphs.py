@@ -44,6 +44,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_plan_equals_what_is_counted_and_nothing_is_sampled(name, folder):
     graph = GRAPHS[name](folder)

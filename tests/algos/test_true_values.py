@@ -61,6 +61,7 @@ def values_of_an_episode(policy):
     return values
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("graph", "runtime", "env"), [*LOCAL, *RAY, *XLA], indirect=["runtime"])
 def test_a_truncated_episode_is_bootstrapped_from_the_value_of_its_final_observation(
     graph, runtime, env, tmp_path

@@ -32,6 +32,7 @@ thread.join()
 """
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc has these options")
 @pytest.mark.parametrize(("own", "kept"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "0"}, False)])
 def test_arrays_take_over_what_was_freed_unless_the_user_said_otherwise(own, kept):

@@ -12,6 +12,7 @@ from simulator import KINDS, Simulation
 SCHEDULES = 60
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("graph", ["ppo", "impala", "apex"])
 def test_no_schedule_breaks_an_invariant(graph):
     found = run_schedules(graph, range(SCHEDULES))

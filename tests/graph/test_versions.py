@@ -43,6 +43,7 @@ def test_learners_at_different_rates_have_no_warmup_and_a_period_as_short_as_it_
     assert plan.per_row("updates", "train_a") == 4 and plan.per_row("updates", "train_b") == 1
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("runtime", ["local", "xla"])
 def test_the_plan_is_what_is_counted(runtime):
     g = graph(Corridor)

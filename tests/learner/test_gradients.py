@@ -138,6 +138,7 @@ CASES = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_and_the_step_by_them_are_an_update_to_the_bit(name):
     loss, optimizer, policy = CASES[name]

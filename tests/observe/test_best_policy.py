@@ -261,6 +261,7 @@ def test_an_unknown_column_is_an_error_before_the_start(tmp_path):
     assert not (out / "best").exists()
 
 
+@pytest.mark.system
 def test_a_program_keeps_the_weights_of_the_last_evaluation_that_came_from_the_device(tmp_path):
     graph = fl.ppo(Corridor, SETTINGS).insert(
         after="sample", play=fl.Evaluate(every=2, episodes=20)
@@ -281,6 +282,7 @@ def test_a_program_keeps_the_weights_of_the_last_evaluation_that_came_from_the_d
             np.testing.assert_allclose(x, after[2][name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.system
 def test_of_many_seeds_it_is_that_of_the_run_that_is_shown(tmp_path):
     graph = fl.ppo(Corridor, SETTINGS).set("learner.optimizer", fl.Adam(0.05))
     with fl.run(

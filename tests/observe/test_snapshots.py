@@ -149,6 +149,7 @@ def own_files(path):
     return [snapshot_files(folder)[0], folder / NEWEST, *own]
 
 
+@pytest.mark.system
 def test_whatever_is_damaged_of_the_newest_snapshot_the_one_before_it_is_taken(kept, tmp_path):
     names = [file.relative_to(kept) for file in own_files(kept)]
     assert len(names) >= 5  # the two files, the small arrays, and the large ones

@@ -214,6 +214,7 @@ def test_equal_settings_have_one_core_whose_functions_are_compiled_once():
         assert replay.nbytes == sum(x.nbytes for x in jax.tree.leaves(replay.arrays))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_priority_outlasts_the_rollouts_that_follow(n):
     core, add, _, _, prioritize = compiled(True, n, 3, 40)

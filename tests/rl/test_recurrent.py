@@ -79,6 +79,7 @@ def test_two_episodes_joined_are_each_alone(cell):
     assert np.abs(without[4:] - value[4:]).max() > 1e-3, "the carry matters"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("loss", "minibatch"),
     [

@@ -311,6 +311,7 @@ def test_a_part_of_the_loss_is_its_mean_over_the_steps_in_which_its_group_is_due
     np.testing.assert_allclose(whole["loss"], total, rtol=1e-5)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("runtime", ["local", "xla"])
 def test_rows_show_the_losses_of_what_was_due(runtime):
     env = "Pendulum-v1" if runtime == "local" else "gymnax:Pendulum-v1"

@@ -123,6 +123,7 @@ class ClosedToAgents(fl.envs.JaxAgents):
         return state + 1, {"a": seen(state + 1)}, {"a": 1.0}, over, {"a": no}, {"a": yes}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("make", "env"), [(fl.ppo, Closed), (fl.multi_ppo, ClosedToAgents)])
 def test_a_mask_that_allows_nothing_ends_the_run_in_jax_too(make, env):
     graph = make(env, envs_per_runner=2, rollout_length=16, minibatch_size=16)

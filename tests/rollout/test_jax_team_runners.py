@@ -100,6 +100,7 @@ def test_scaled_and_clipped_rewards_are_those_of_the_host():
     assert 0 < np.max(found["blue"]["reward"]) <= 1.5
 
 
+@pytest.mark.system
 def test_runners_that_sample_one_by_one_are_those_of_the_host_each_with_its_own_version():
     in_jax, host, weights = both(chaos(), 5)
     older = []
@@ -166,6 +167,7 @@ def test_one_policy_acts_for_all_agents():
     assert in_jax.episodes()["since_last"].keys() == {"agent_steps"}
 
 
+@pytest.mark.system
 def test_what_was_kept_goes_on_as_if_nothing_had_been():
     runners, _, weights = both(chaos(), 8)
     for name in weights:

@@ -91,6 +91,7 @@ def test_three_rows_and_the_weights_agree_with_the_local_runtime(name):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), a, b)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "edit",
     [
@@ -754,17 +755,17 @@ THRICE = (
 @pytest.mark.parametrize(
     ("graph", "expected"),
     [
-        (PPO, Periodicity(0, 1, 1)),
-        (PPO.set("report.every", 6), Periodicity(0, 6, 1)),
+        (PPO, Periodicity(0, 1, 1, 1)),
+        (PPO.set("report.every", 6), Periodicity(0, 6, 1, 1)),
         (
             PPO.set("sync.every", 2)
             .set("learner.loss", fl.losses.VTraceLoss())
             .remove("adv", "norm")
             .set("report.every", 6),
-            Periodicity(0, 6, 2),
+            Periodicity(0, 6, 2, 2),
         ),
-        (GRAPHS["impala"].set("report.every", 3), Periodicity(6, 6, 2)),
-        (THRICE.set("report.every", 4), Periodicity(0, 4, 4)),
+        (GRAPHS["impala"].set("report.every", 3), Periodicity(6, 6, 2, 1)),
+        (THRICE.set("report.every", 4), Periodicity(0, 4, 4, 12)),
     ],
     ids=["a row", "rows of six", "every other", "queue", "rows within units"],
 )
@@ -792,6 +793,50 @@ def test_a_period_with_a_row_within_a_unit_is_unrolled_as_a_whole_which_the_plan
     assert not possible and says in text
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            {"report_every": 65},
+            "it repeats itself only after 65 rounds, and a program unrolls 64 at most",
+        ),
+        (
+            {"report_every": 25},
+            (
+                r"it repeats itself only after 25 rounds of 400 updates together, and a program "
+                r"unrolls 256 at most, .*; let its rates divide one another, such as a "
+                r"Report\(every\) that is a multiple of the 16 updates of a round"
+            ),
+        ),
+        (
+            {"envs_per_runner": 257, "report_every": 257},
+            (
+                r"a round has 257 updates, and a program unrolls 256 at most, each of which takes "
+                r"seconds to compile; sample fewer steps at once, or train less often on them"
+            ),
+        ),
+    ],
+)
+def test_updates_that_would_take_minutes_to_compile_are_refused(settings, says):
+    graph = fl.sac(
+        "gymnax:Pendulum-v1", **{"envs_per_runner": 16, "learning_starts": 16, **settings}
+    )
+    with pytest.raises(fl.errors.CheckError, match=says):
+        fl.run(graph, runtime="xla")
+
+
+def test_the_plan_says_how_many_updates_of_a_round_a_program_unrolls():
+    graph = fl.sac("gymnax:Pendulum-v1", envs_per_runner=16, learning_starts=16, report_every=32)
+    assert program_report(graph.compile()) == (
+        True,
+        (
+            "xla: one program of all 7 operators; it unrolls 1 round of 16 updates, 2 times over, "
+            "after 2 that come before\n"
+        ),
+    )
+
+
+@pytest.mark.system
 def test_ten_thousand_rows_take_no_more_of_the_device_than_a_hundred():
     with fl.run(TINY, runtime=fl.XlaRuntime(chunk=100)) as run:
         held = []
