@@ -38,7 +38,7 @@ def too_long(found: Periodicity) -> str:
         )
     if found.updates <= UNROLLED_UPDATES:
         return ""
-    most = f"a program unrolls {UNROLLED_UPDATES} at most, each of which takes seconds to compile"
+    most = f"a program unrolls {UNROLLED_UPDATES} at most, each compiled for a second or two"
     if found.unit == 1:
         return (
             f"a round has {found.updates:,} updates, and {most}; sample fewer steps at once, or "

@@ -27,7 +27,7 @@ Array = Any
 UNROLLED = 64
 """Rounds that a program may unroll: the time to compile it grows with them."""
 UNROLLED_UPDATES = 256
-"""Updates that a program may unroll. Two cores compile one of a small network in a second."""
+"""Updates that a program may unroll. Each takes a second or two to compile on two cores."""
 
 
 @dataclass(frozen=True)

@@ -811,8 +811,8 @@ def test_a_period_with_a_row_within_a_unit_is_unrolled_as_a_whole_which_the_plan
         (
             {"envs_per_runner": 257, "report_every": 257},
             (
-                r"a round has 257 updates, and a program unrolls 256 at most, each of which takes "
-                r"seconds to compile; sample fewer steps at once, or train less often on them"
+                r"a round has 257 updates, and a program unrolls 256 at most, each compiled "
+                r"for a second or two; sample fewer steps at once, or train less often on them"
             ),
         ),
     ],
