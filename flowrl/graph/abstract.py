@@ -85,7 +85,7 @@ class AbstractSite(HereSite):
                 given, or has other shapes than what it returns on ones.
             Exception: both fail in the same way, so it is the function itself, and not values.
         """
-        if fn is lag_of and any(isinstance(x, jax.ShapeDtypeStruct) for x in args):
+        if fn is lag_of and any(isinstance(x, jax.ShapeDtypeStruct | jax.Array) for x in args):
             # Every update calls it, and its shapes depend on shapes alone: they are found once.
             return self.run(fn, *args)
         try:

@@ -50,6 +50,7 @@ class NodeContext:
         self.seconds = site.seconds
         self.planned = site.planned
         self.metric = partial(site.metrics.add, by=name)
+        self.repeat: Callable[[int, Callable[[], Any]], Iterator[Any]] = one_by_one
         self._when = site.when
         self._handles = handles
 
@@ -77,6 +78,13 @@ class NodeContext:
             )
         handle = self._handles[name]
         return handle.part(part) if part else handle
+
+
+def one_by_one(times: int, make: Callable[[], Any]) -> Iterator[Any]:
+    """Yield what a function returns, so many times, one after another; None is left out."""
+    for _ in range(times):
+        if (item := make()) is not None:
+            yield item
 
 
 def unchangeable(state: Any) -> bool:
@@ -148,8 +156,10 @@ class Loop:
         self.stream = site.stream
         self.settle = site.settle
         self.metrics = site.metrics
+        self.rows: list[Tally] = []
+        """What the reporting operator closed in this pass."""
         # Chosen once, so that a run without `failed` pays nothing for it per item.
-        self._deliver: Callable[[Unit, Any, str | None, list[Tally]], None] = (
+        self._deliver: Callable[[Unit, Any, str | None], None] = (
             self.enter if failed is None else partial(self._enter_or_report, failed)
         )
         self.units = self._make_units(nodes, handles, site)
@@ -267,20 +277,20 @@ class Loop:
         Raises:
             FlowrlError: with its node's address; any other error carries the address as a note.
         """
-        rows: list[Tally] = []
+        self.rows = []
         with self._addressed():
             for root, channel in self.roots:
                 if self._waits_for(root, channel):
                     continue
                 if channel is None:
-                    self._deliver(root, None, None, rows)
+                    self._deliver(root, None, None)
                 # Never None here, for no other stage takes from it and it is not empty; for mypy.
                 elif (taken := channel.take()) is not None:
                     here().mark("taken", channel.name, taken[1])
                     if self.stream.levels:
                         self.stream.emit(QueueLevel(channel.name, len(channel), channel.capacity))
-                    self._take(root, *taken, rows)
-        return rows
+                    self._take(root, *taken)
+        return self.rows
 
     @contextmanager
     def _addressed(self) -> Iterator[None]:
@@ -303,9 +313,9 @@ class Loop:
         else:
             error.add_note(f"in {address}")
 
-    def _take(self, unit: Unit, source: str, item: Any, rows: list[Tally]) -> None:
+    def _take(self, unit: Unit, source: str, item: Any) -> None:
         """Give a queue's unit an item from its channel, and count the item as got or dropped."""
-        self._deliver(unit, item, source, rows)
+        self._deliver(unit, item, source)
         ledger, edge, steps = self.ledger, (source, unit.name), steps_of(item)
         if unit.ctx.dropped:
             unit.ctx.dropped = False
@@ -321,11 +331,10 @@ class Loop:
         unit: Unit,
         item: Any,
         source: str | None,
-        rows: list[Tally],
     ) -> None:
         """Enter a unit, and give its error to `failed` in place of raising it."""
         try:
-            self.enter(unit, item, source, rows)
+            self.enter(unit, item, source)
         except BdbQuit:
             # It is no problem of the graph that the user left pdb.
             raise
@@ -336,14 +345,13 @@ class Loop:
             else:
                 failed(unit.name, error)
 
-    def enter(self, unit: Unit, item: Any, source: str | None, rows: list[Tally]) -> None:
+    def enter(self, unit: Unit, item: Any, source: str | None) -> None:
         """Give an item to a node and drain all of its outputs, depth first.
 
         Args:
             unit: the node.
             item: what its step takes; None at a root.
             source: the node that the item came from; None at a root.
-            rows: what the reporting operator closes is added to this list.
 
         Raises:
             ContractError: the step returns something in place of yielding.
@@ -362,13 +370,13 @@ class Loop:
             if stream.ran:
                 stream.advanced(name, time.perf_counter() - started, output)
             if isinstance(output, Tally):
-                rows.append(replace(output, metrics=self.metrics.drain()))
+                self.rows.append(replace(output, metrics=self.metrics.drain()))
             steps = steps_of(output)
             # Inline and not a function of its own: this is the hot path of every run.
             for edge, receiver in unit.downstream:
                 ledger.put[edge] += 1
                 ledger.put_steps[edge] += steps
-                self._deliver(receiver, output, name, rows)
+                self._deliver(receiver, output, name)
                 ledger.got[edge] += 1
                 ledger.got_steps[edge] += steps
             if unit.outlets:

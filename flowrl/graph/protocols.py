@@ -357,12 +357,14 @@ class Context(Protocol):
             *args: the arguments of the verb.
         """
 
+    def repeat(self, times: int, make: Callable[[], Any]) -> Iterator[Any]:
+        """Yield what a function returns, so many times, but no None: a loop in an XLA program."""
+
     def planned(self, ref: Ref[Any], counter: str) -> int:
         """Return what all nodes count of a resource in the plan's steady period.
 
-        It is 0 in the first abstract trace. A second one, which runs because this was asked,
-        answers with the numbers of the first. The updates to a rollout are ``Fraction(
-        ctx.planned("learner", "updates"), ctx.planned("runners", "requests"))``.
+        It is 0 in the first abstract trace; a second answers with the numbers of the first. Updates
+        to a rollout: ``Fraction(planned("learner", "updates"), planned("runners", "requests"))``.
 
         Args:
             ref: the name of the resource.

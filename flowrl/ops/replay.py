@@ -190,19 +190,18 @@ class ReplaySample(Stateless):
 
     def ready(self, state: None, ctx: Context) -> bool:
         """Return whether a batch is due."""
-        return ctx[self.replay].due(ctx.name)
+        return ctx[self.replay].due(ctx.name) > 0
 
     def step(self, state: None, item: Any, ctx: Context) -> Iterator[Batch]:
         """Yield one batch, or after an item all batches that its steps call for."""
         replay = ctx[self.replay]
+        times = replay.due(ctx.name)
+        if self.ratio is None or item is None:
+            times = min(times, 1)
+        replay.claim(ctx.name, times)
         ahead = AHEAD if item is None else 0
-        while replay.due(ctx.name):
-            batch = replay.sample(self.batch_size, ctx.name, ahead=ahead)
-            if batch is None:
-                return
-            yield batch
-            if self.ratio is None or item is None:
-                return
+        sample = partial(replay.sample, self.batch_size, ctx.name, ahead=ahead)
+        yield from ctx.repeat(times, sample)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class ReplayHandle(Handle):
     shared: ClassVar[tuple[str, ...]] = (
         "expect",
         "due",
+        "claim",
         "has_capacity",
         "add",
         "sample",
@@ -94,7 +95,7 @@ class ReplayHandle(Handle):
         The second is None if it keeps no ratio.
         """
         self.pending: dict[str, int] = {}
-        """By reader with a ratio, what it has not sampled yet.
+        """By reader with a ratio, what it has not claimed yet.
 
         The unit is one part of a batch, of as many parts as the ratio's denominator says.
         """
@@ -132,12 +133,24 @@ class ReplayHandle(Handle):
             if alone:
                 self.independent.append(reader)
 
-    def due(self, reader: str) -> bool:
-        """Return whether a reader is to sample a batch."""
+    def due(self, reader: str) -> int:
+        """Return how many batches a reader is to sample; 1 where it keeps no ratio."""
         learning_starts, ratio = self.readers[reader]
         if self.steps < learning_starts:
-            return False
-        return ratio is None or self.pending[reader] >= ratio.denominator
+            return 0
+        return 1 if ratio is None else self.pending[reader] // ratio.denominator
+
+    def claim(self, reader: str, batches: int) -> None:
+        """Count batches that are due as sampled, before a reader samples them one by one.
+
+        Args:
+            reader: its name.
+            batches: how many; below 0 for those that were claimed and could not be sampled.
+        """
+        _, ratio = self.readers[reader]
+        if ratio is not None:
+            with self.lock:
+                self.pending[reader] -= batches * ratio.denominator
 
     def has_capacity(self) -> bool:
         """Return whether more may be added: only once independent readers have no batch due."""
@@ -153,12 +166,8 @@ class ReplayHandle(Handle):
                     self.pending[reader] += steps * ratio.numerator
         self.site.count(added_steps=steps)
 
-    def _note_sampled(self, reader: str, size: int) -> None:
+    def _note_sampled(self, size: int) -> None:
         """Count a batch of `size` transitions or sequences that a reader has sampled."""
-        _, ratio = self.readers[reader]
-        if ratio is not None:
-            with self.lock:
-                self.pending[reader] -= ratio.denominator
         self.site.count(draws=1, replayed_steps=size * (self.spec.sequence_length or 1))
 
     def _note_prioritized(self, feedback: dict[str, Array]) -> None:

@@ -276,7 +276,7 @@ class HostReplay(ReplayHandle):
             batch = self._result(request)
             if batch is None:
                 continue
-            self._note_sampled(reader, size)
+            self._note_sampled(size)
             if not self.spec.prioritized:
                 return batch
             shards = np.full(size, request.shard, np.int32)
@@ -287,6 +287,7 @@ class HostReplay(ReplayHandle):
             # afterwards. While one is due nothing is added, so all readers wait for steps again.
             with self.lock:
                 self.steps = 0
+                self.claim(reader, -1)
             return None
         raise self._nothing_to_sample()
 

@@ -189,7 +189,7 @@ class JaxReplay(ReplayHandle):
         self.arrays, data, columns = self.site.run(
             cast("Core", self.core).sample, self.arrays, donate=(0,), size=size
         )
-        self._note_sampled(reader, size)
+        self._note_sampled(size)
         # Policy versions are static numbers in a program, not arrays to be stored by row. So the
         # version of a transition is not kept here, and its policy lag is NaN.
         return Batch(data, {"version": jnp.full(size, jnp.nan), **columns})

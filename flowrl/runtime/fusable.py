@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bdb import BdbQuit
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,9 @@ from flowrl.core.texts import plural
 from flowrl.errors import CheckError, FlowrlError, line_of, raised
 from flowrl.graph.plan import Plan
 from flowrl.graph.stages import Schedule, loops_of
-from flowrl.runtime.fused import UNROLLED, UNROLLED_UPDATES, Array, Periodicity, periodicity
 from flowrl.runtime.inline import InlineSite, ProgramPlace
 from flowrl.runtime.members import swept_numbers
+from flowrl.runtime.periodicity import UNROLLED, UNROLLED_UPDATES, Periodicity, periodicity
 
 NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
@@ -41,14 +42,12 @@ def too_long(found: Periodicity) -> str:
     most = f"a program unrolls {UNROLLED_UPDATES} at most, each compiled for a second or two"
     if found.unit == 1:
         return (
-            f"a round has {found.updates:,} updates, and {most}; sample fewer steps at once, or "
-            "train less often on them"
+            f"a round has {found.updates:,} updates that differ, and {most}; sample fewer steps at "
+            "once, train less often on them, or let its rates divide one another"
         )
-    each, rest = divmod(found.updates, found.unit)
-    way = f", such as a Report(every) that is a multiple of the {each} updates of a round"
     return (
-        f"it repeats itself only after {found.unit} rounds of {found.updates:,} updates together, "
-        f"and {most}; let its rates divide one another{'' if rest else way}"
+        f"it repeats itself only after {found.unit} rounds, which have {found.updates:,} updates "
+        f"that differ, and {most}; let its rates divide one another"
     )
 
 
@@ -72,7 +71,7 @@ def refused(plan: Plan) -> list[tuple[str, str]]:
         else:
             problems.append((node, described(error)))
 
-    def trace(seed: Array, swept: dict[str, Array]) -> None:
+    def trace(seed: Any, swept: dict[str, Any]) -> None:
         place.begin(seed, swept)
         make = partial(loops_of, graph, place.handles, place.site_of, place.ledger, failed=failed)
         schedule = Schedule(graph, make)
@@ -167,7 +166,7 @@ def program_report(plan: Plan) -> tuple[bool, str]:
     before = f", after {found.warmup} that come before" if found.warmup else ""
     rounds = f"{found.unit} {plural(found.unit, 'round')}"
     operators = len(plan.graph.nodes)
-    updates = f" of {found.updates} updates" if found.updates > found.unit else ""
+    updates = f" with {found.updates} updates" if found.updates > found.unit else ""
     program = (
         f"xla: one program of all {operators} operators; "
         f"it unrolls {rounds}{updates}{times}{before}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,123 +12,28 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flowrl.core.events import OperatorRan
 from flowrl.core.items import Tally
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
-from flowrl.graph.loop import Unit
+from flowrl.graph.loop import Loop, Unit, one_by_one
 from flowrl.graph.stages import Schedule
-from flowrl.graph.trace import Trace, Tracer
 from flowrl.graph.versions import Newest, later
 from flowrl.runtime.counted import Counts, add, back_to, counted, since
 from flowrl.runtime.inline import Number, ProgramPlace, value_of
+from flowrl.runtime.packing import Packing, packed, taken_out, whole
+from flowrl.runtime.periodicity import Repetition
 from flowrl.runtime.state import State, Structure, differing, strong
 
 Array = Any
-UNROLLED = 64
-"""Rounds that a program may unroll: the time to compile it grows with them."""
-UNROLLED_UPDATES = 256
-"""Updates that a program may unroll. Each takes a second or two to compile on two cores."""
-
-
-@dataclass(frozen=True)
-class Periodicity:
-    """How a graph repeats itself, in rounds of its stages."""
-
-    warmup: int
-    """Rounds before the steady period."""
-    period: int
-    """Rounds of the steady period, after which the static state is the same again."""
-    unit: int
-    """Rounds of the repeating unit, in which all but the reporting operator's own state repeats
-    itself. A period consists of whole units. The whole period is one unit where a row closes before
-    the last item of the period, or where a node comes after the reporting operator: a scan of
-    smaller units could do neither."""
-    updates: int
-    """Updates in a unit, each of which is in the program as often as it is made."""
-
-
-class UnitTracer(Tracer):
-    """An abstract trace that records the static state after each round, and when rows close.
-
-    The state of the reporting operator is left out.
-    """
-
-    # In a program operators' NumPy counters are arrays, so their values are not static.
-    counters = False
-
-    def __init__(self, graph: Graph, found: Trace) -> None:
-        super().__init__(graph, found.totals)
-        self.seen: list[Any] = []
-        self.reporting = next(node.name for node in graph.nodes if node.op.reports)
-        self.items: list[bool] = []
-        """By item that reached the reporting operator: whether a row closed with it."""
-        self.items_before: list[int] = []
-        """By round: how many items reached the reporting operator before it."""
-        self.closed = False
-        """Whether a row closed with the item that the reporting operator is taking."""
-
-    def between(self, schedule: Schedule) -> None:
-        """Record the static state between two rounds."""
-        self.seen.append(self.signature(schedule, reporting=False))
-        self.items_before.append(len(self.items))
-
-    def watch(self, event: OperatorRan) -> None:
-        """Note what a node yielded, and with which items rows close."""
-        super().watch(event)
-        if event.node != self.reporting:
-            return
-        if event.item is not None:
-            self.closed = True
-            return
-        # A step ends with None.
-        self.items.append(self.closed)
-        self.closed = False
-
-    def closings(self, rounds: int) -> list[bool]:
-        """Return of each item of the last rounds whether a row closed with it."""
-        return self.items[self.items_before[-1 - rounds] :]
-
-
-def periodicity(graph: Graph, found: Trace) -> Periodicity | None:
-    """Return how a graph repeats itself.
-
-    Args:
-        graph: the graph.
-        found: what its abstract trace found.
-
-    Returns:
-        The periodicity, or None where there is no steady period.
-    """
-    # A faulty graph, one with steps that were not traced, or one without Rows has no period.
-    if found.problems or found.opaque or not found.rows:
-        return None
-    tracer = UnitTracer(graph, found)
-    traced, seen = tracer.run(), tracer.seen
-    if not traced.exact:
-        return None
-    end = traced.passes
-    period = end - traced.warmup_rounds
-    # In a scan of units only the last item may close a row, and no node comes after that.
-    reported_on = any(tracer.reporting in node.after for node in graph.nodes)
-    closings = tracer.closings(period)
-    if reported_on or any(closings[:-1]):
-        return Periodicity(traced.warmup_rounds, period, period, len(closings))
-    # The smallest divisor of the period after which the same state is seen again.
-    unit = next(
-        n
-        for n in range(1, period + 1)
-        if period % n == 0 and (n == period or seen[-1 - n] == seen[-1])
-    )
-    return Periodicity(traced.warmup_rounds, period, unit, len(tracer.closings(unit)))
 
 
 @dataclass
 class Segment:
     """A part of a run as a function of arrays, and what tracing it once found to be static."""
 
-    run: Callable[[Sequence[Array], list[Array]], tuple[list[Array], list[Tally]]]
-    """Takes the values of `numbers` first; if it gets none of them, they are constants."""
+    run: Callable[[Sequence[Array], list[Array]], tuple[list[Array], list[Array], Array]]
+    """Takes the values of `numbers` first; if it gets none of them, they are constants. It returns
+    the arrays of the state, those of the rows, and whether an update was not finite."""
     numbers: tuple[Number, ...]
     """The fractional numbers among the settings that its functions read."""
     after: Structure
@@ -136,33 +42,48 @@ class Segment:
     """By learner: how many updates it makes."""
     counts: Counts
     """What the nodes count."""
+    packing: Packing
+    """Where what closed is among the arrays of the rows."""
     rows: int
     """How many Rows close."""
 
 
 class _Start(NamedTuple):
-    """The state in which repeating units begin, without its arrays."""
+    """The state in which a scan begins, without its arrays."""
 
     structure: Structure
     newest: Newest
-    reporting: Any
-    """The state of the reporting operator."""
     counts: Counts
 
 
-class _UnitFacts(NamedTuple):
-    """What tracing one repeating unit found to be static."""
+class _Body(NamedTuple):
+    """What tracing the body of a scan found to be static."""
 
     updates: Newest
     sources: list[Any]
     """The nodes from which items reached the reporting operator, in order."""
+    packing: Packing
+    """Where the items, or the rows that closed, are among the arrays that the body returns."""
     counts: Counts
 
 
 class Tracing:
-    """Makes programs of the rounds of a schedule."""
+    """Makes programs of the rounds of a schedule.
 
-    def __init__(self, graph: Graph, place: ProgramPlace, schedule: Schedule) -> None:
+    Args:
+        graph: the graph.
+        place: where its resources are open.
+        schedule: the schedule of its stages.
+        repetitions: how the items of each `Context.repeat` of a unit repeat themselves.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        place: ProgramPlace,
+        schedule: Schedule,
+        repetitions: Sequence[Repetition],
+    ) -> None:
         self.place = place
         self.schedule = schedule
         self.state = State(graph, place, schedule)
@@ -170,9 +91,18 @@ class Tracing:
             unit for loop in schedule.loops for unit in loop.units.values() if unit.op.reports
         )
         self.loop = next(loop for loop in schedule.loops if self.reporting.name in loop.units)
+        self.repetitions = repetitions
+        self.coming: Iterator[Repetition] = iter(())
+        """The repetitions of a unit that were not traced yet."""
+        self.repeating = False
+        """Whether an item of a repetition is on its way."""
+        for loop in schedule.loops:
+            for unit in loop.units.values():
+                unit.ctx.repeat = partial(self._repeat, loop, unit)
 
     def rounds(self, count: int) -> list[Tally]:
         """Run `count` rounds, one after another, and return what closed."""
+        self.coming, self.repeating = iter(self.repetitions), False
         return [tally for _ in range(count) for tally in self.schedule.round()]
 
     def units(self, count: int, rounds: int) -> list[Tally]:
@@ -186,77 +116,137 @@ class Tracing:
         """
         if count == 1:
             return self.rounds(rounds)
+        self.loop.rows = []
+        self._scan(count, partial(self.rounds, rounds), f"{rounds} rounds", closes=False)
+        rows, self.loop.rows = self.loop.rows, []
+        return rows
+
+    def _repeat(self, loop: Loop, unit: Unit, times: int, make: Callable[[], Any]) -> Iterator[Any]:
+        """Yield what a function returns, so many times.
+
+        In a program items are not yielded but given to the nodes after this one here, as scans.
+
+        Args:
+            loop: the loop of the node.
+            unit: the node whose step repeats something.
+            times: how often.
+            make: the function.
+        """
+        # Before the steady period nodes run function by function.
+        if self.place.number is None or self.repeating or times < 2:
+            yield from one_by_one(times, make)
+            return
+        self.repeating = True
+        repetition = next(self.coming)
+        for part in repetition.parts:
+            if part.times == 1:
+                yield from one_by_one(part.items, make)
+                continue
+            work = partial(self._give, loop, unit, part.items, make)
+            what = f"{part.items} items of {unit.name}"
+            self._scan(part.times, work, what, repetition.closes)
+        self.repeating = False
+
+    def _give(self, loop: Loop, unit: Unit, items: int, make: Callable[[], Any]) -> None:
+        """Give items to the nodes after one of which they are, while that is at its step."""
+        step, source = unit.step, unit.ctx.source
+        unit.step = lambda *_: one_by_one(items, make)
+        try:
+            loop.enter(unit, None, source)
+        finally:
+            unit.step = step
+
+    def _scan(self, times: int, work: Callable[[], Any], what: str, closes: bool) -> None:
+        """Run some work so many times as one scan.
+
+        Args:
+            times: how often.
+            work: what is run.
+            what: what it is, as an error says.
+            closes: whether rows close meanwhile; if not, the reporting operator takes all items
+                that reached it only then.
+
+        Raises:
+            GraphError: the work does not come back to the state in which it began, or a row closes
+                before the last item.
+        """
         ledger = self.place.ledger
+        # Where it works only afterwards, what it holds is no part of what the scan carries.
+        held = taken_out(self.reporting.state)
+        self.reporting.state = held if closes else None
         arrays, structure, newest = self.state.get()
-        start = _Start(structure, newest, self.reporting.state, counted(ledger))
+        start = _Start(structure, newest, counted(ledger))
         # `jax.lax.scan` may trace its body more than once: each trace starts from the same counts,
         # and the facts of the last one hold.
-        facts: list[_UnitFacts] = []
-        unit = partial(self._unit, rounds, start, facts)
-        arrays, items = jax.lax.scan(unit, strong(arrays), None, length=count)
+        facts: list[_Body] = []
+        body = partial(self._body, work, what, closes, start, facts)
+        arrays, stacked = jax.lax.scan(body, strong(arrays), None, length=times)
         one = facts[-1]
-        # The unit was traced once; it counts as often as it runs.
+        # The body was traced once; it counts as often as it runs.
         back_to(ledger, start.counts)
-        add(ledger, one.counts, count)
-        self.state.put(arrays, structure, later(newest, one.updates, count))
-        self.reporting.state = start.reporting
-        return self._report(count, one.sources, items)
+        add(ledger, one.counts, times)
+        self.state.put(arrays, structure, later(newest, one.updates, times))
+        given = list(itertools.chain(*one.packing.turns(stacked, times)))
+        if closes:
+            self.loop.rows += given
+            return
+        self.reporting.state = held
+        rows = len(self.loop.rows)
+        for source, item in zip(one.sources * times, given, strict=True):
+            # A row that closes before the last item would report the resources as they are after
+            # all of them. The abstract trace found none.
+            if len(self.loop.rows) > rows:
+                raise GraphError(
+                    "closes a row in a program sooner than in its plan; let what it counts not "
+                    "depend on values",
+                    f"{self.loop.graph}.{self.reporting.name}",
+                )
+            self.loop.enter(self.reporting, item, source)
 
-    def _unit(
+    def _body(
         self,
-        rounds: int,
+        work: Callable[[], Any],
+        what: str,
+        closes: bool,
         start: _Start,
-        facts: list[_UnitFacts],
+        facts: list[_Body],
         arrays: list[Array],
         _: None,
-    ) -> tuple[list[Array], list[Any]]:
-        """Run one repeating unit: the body of the scan.
+    ) -> tuple[list[Array], list[Array]]:
+        """Run some work once: the body of the scan.
 
         Returns:
-            The arrays of the state, and the items that reached the reporting operator. What is
-            static is appended to `facts`.
+            The arrays of the state, and those of the rows that closed or of the items that reached
+            the reporting operator. What is static is appended to `facts`.
         """
         ledger = self.place.ledger
         back_to(ledger, start.counts)
         self.state.put(arrays, start.structure, start.newest)
-        # What the reporting operator holds is no part of the unit: it takes the items only later.
-        self.reporting.state = None
+        rows, self.loop.rows = self.loop.rows, []
         received: list[tuple[Any, Any]] = []
-        with self._collected(received):
-            self.rounds(rounds)
-        self.reporting.state = start.reporting
+        if closes:
+            work()
+        else:
+            with self._collected(received):
+                work()
+        given, packing = packed(self.loop.rows if closes else [item for _, item in received])
+        self.loop.rows = rows
         after, structure, newest = self.state.get()
-        # A scan needs a carry of the same structure after each unit.
+        # A scan needs a carry of the same structure after each turn.
         if structure != start.structure:
             raise GraphError(
-                f"{self.loop.graph} does not repeat itself every {rounds} rounds in a program; "
+                f"{self.loop.graph} does not repeat itself every {what} in a program; "
                 f"{differing(start.structure, structure)}"
             )
         facts.append(
-            _UnitFacts(
+            _Body(
                 later(newest, start.newest, -1),
                 [source for source, _ in received],
+                packing,
                 since(start.counts, counted(ledger)),
             )
         )
-        return strong(after), [jax.tree.map(jnp.asarray, item) for _, item in received]
-
-    def _report(self, count: int, sources: list[Any], items: list[Any]) -> list[Tally]:
-        """Give the reporting operator the items of all units, in order, and return what closed."""
-        rows: list[Tally] = []
-        for i in range(count):
-            for source, item in zip(sources, items, strict=True):
-                # A row that closes before the last item would report the resources as they are
-                # after all units, not after its own. The abstract trace found none.
-                if rows:
-                    raise GraphError(
-                        "closes a row in a program sooner than in its plan; let what it counts not "
-                        "depend on values",
-                        f"{self.loop.graph}.{self.reporting.name}",
-                    )
-                of_unit = jax.tree.map(lambda x, i=i: x[i], item)
-                self.loop.enter(self.reporting, of_unit, source, rows)
-        return rows
+        return strong(after), given
 
     @contextmanager
     def _collected(self, items: list[tuple[Any, Any]]) -> Iterator[None]:
@@ -303,15 +293,18 @@ class Tracing:
 
         def traced(
             number: Callable[[Number], Any], arrays: list[Array]
-        ) -> tuple[list[Array], list[Tally]]:
+        ) -> tuple[list[Array], list[Array], Array]:
             back_to(ledger, before)
             # Versions start at 0, so that those found afterwards are the numbers of updates.
             self.state.put(arrays, structure, {})
             with self.place.traced(number):
                 rows = work()
+            self.reporting.state = taken_out(self.reporting.state)
             after, structure_after, updates = self.state.get()
-            facts[:] = [structure_after, updates, since(before, counted(ledger)), len(rows)]
-            return strong(after), jax.tree.map(jnp.asarray, rows)
+            given, packing = packed(rows)
+            counts = since(before, counted(ledger))
+            facts[:] = [structure_after, updates, counts, packing, len(rows)]
+            return strong(after), given, _not_finite(rows)
 
         # A dictionary keeps the order in which they are met, which is that of every trace.
         found: dict[Number, Array] = {}
@@ -326,10 +319,68 @@ class Tracing:
         jax.eval_shape(first, 1.0, list(arrays))
         numbers = tuple(found)
 
-        def run(values: Sequence[Array], arrays: list[Array]) -> tuple[list[Array], list[Tally]]:
+        def run(
+            values: Sequence[Array], arrays: list[Array]
+        ) -> tuple[list[Array], list[Array], Array]:
             if not values:
                 return traced(value_of, arrays)
             given = dict(zip(numbers, values, strict=True))
             return traced(given.__getitem__, arrays)
 
         return Segment(run, numbers, *facts)
+
+
+def chunk(
+    period: Segment,
+    many: bool,
+    most: int,
+    arrays: list[Array],
+    periods: Array,
+    numbers: list[Array],
+) -> tuple[Array, list[Array], Any]:
+    """Run a number of periods, but none after one with an update that is not finite.
+
+    Args:
+        period: the steady period.
+        many: whether the arrays are of many runs, along their first axis.
+        most: the length of the buffers.
+        arrays: of the state.
+        periods: how many to run, at most `most`.
+        numbers: the values of the period's numbers, the same for all runs; none of them where they
+            are constants.
+
+    Returns:
+        How many periods ran, the arrays of the state, and those of what closed, ``[most, ...]``.
+    """
+    one_run = partial(period.run, numbers)
+    run = jax.vmap(one_run) if many else one_run
+    buffers = jax.tree.map(
+        lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(run, arrays)[1]
+    )
+
+    def go_on(carry: Any) -> Array:
+        return (carry[0] < periods) & ~carry[3]
+
+    def one(carry: Any) -> Any:
+        i, arrays, buffers, _ = carry
+        arrays, rows, not_finite = run(arrays)
+        buffers = jax.tree.map(
+            lambda whole, x: jax.lax.dynamic_update_index_in_dim(whole, x, i, 0), buffers, rows
+        )
+        return i + 1, arrays, buffers, jnp.any(not_finite)
+
+    start = (jnp.int32(0), arrays, buffers, jnp.bool_(False))
+    done, arrays, buffers, _ = jax.lax.while_loop(go_on, one, start)
+    return done, arrays, buffers
+
+
+def _not_finite(rows: list[Tally]) -> Array:
+    """Return whether one of the updates was not finite."""
+    # Updates of one scan have their metrics in one array, which is looked at once.
+    seen = {}
+    for row in rows:
+        for update in row.updates:
+            values, place = whole(update.metrics.values), update.metrics.names.index("bad")
+            if (id(values), place) not in seen:
+                seen[id(values), place] = jnp.any(values[..., place] > 0)
+    return jnp.any(jnp.stack(list(seen.values()) or [jnp.bool_(False)]))

@@ -18,6 +18,7 @@ from flowrl.errors import GraphError, a
 from flowrl.graph.protocols import Handle
 from flowrl.graph.site import HereSite, Place
 from flowrl.runtime.counted import back_to, counted
+from flowrl.runtime.packing import taken_out
 
 Array = Any
 
@@ -69,7 +70,7 @@ class InlineSite(HereSite):
         place, function = cast("ProgramPlace", self.place), getattr(fn, "__func__", fn)
         name = getattr(function, "__qualname__", "")
         read = partial(self._read, name)
-        args = tuple(read(value, f"{i}") for i, value in enumerate(args))
+        args = tuple(read(value, f"{i}") for i, value in enumerate(taken_out(args)))
         if self.swept:
             # Settings are tracers, with which no function is compiled. A method's are the fields of
             # its owner.
@@ -83,6 +84,14 @@ class InlineSite(HereSite):
         run, numbers = found
         given = tuple(self._of_program(name, path, x) for path, x in numbers.items())
         return run.run(given, *args)
+
+    def call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of items as it is."""
+        return super().call(fn, *taken_out(args))
+
+    def test(self, fn: Callable[..., Any], *args: Any) -> bool:
+        """Return whether a predicate holds."""
+        return super().test(fn, *taken_out(args))
 
     def _of_program(self, function: str, path: str, number: float) -> Any:
         """Return what stands in the program for a number that a function gets."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from bdb import BdbQuit
@@ -28,9 +29,10 @@ from flowrl.graph.versions import later
 from flowrl.runtime.base import Session, check_positive
 from flowrl.runtime.counted import add
 from flowrl.runtime.fusable import NOT_TRACEABLE, described, fusable, refuse
-from flowrl.runtime.fused import Periodicity, Segment, Tracing
+from flowrl.runtime.fused import Segment, Tracing, chunk
 from flowrl.runtime.inline import InlineSite, ProgramPlace
 from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph, swept_numbers
+from flowrl.runtime.periodicity import Periodicity
 from flowrl.runtime.state import differing, strong
 
 Array = Any
@@ -102,7 +104,8 @@ class Fused(Turns):
         def start(seed: Array, swept: Mapping[str, Array]) -> list[Array]:
             self.place.begin(seed, swept)
             schedule = Schedule(self.graph, make)
-            self.tracing = Tracing(self.graph, self.place, schedule)
+            repetitions = self.periodicity.repetitions
+            self.tracing = Tracing(self.graph, self.place, schedule, repetitions)
             self.loops, self.channels = schedule.loops, schedule.channels
             arrays, self.structure, self.newest = self.tracing.state.get()
             return strong(arrays)
@@ -242,6 +245,19 @@ class Fused(Turns):
 
     def _warmup(self) -> list[Tally]:
         """Run a round before the steady period, function by function."""
+        with OTHER:
+            tallies = self._round_of_many() if self.members.many else self.tracing.rounds(1)
+        self.warmup_left -= 1
+        if not self.members.many and not self.warmup_left:
+            # Until now the state was in the handles alone: to take it apart takes longer than a
+            # round where many updates wait for their row.
+            arrays, self.structure, self.newest = self.tracing.state.get()
+            self.arrays = strong(arrays)
+            self._show()
+        return list(jax.device_get(tallies))
+
+    def _round_of_many(self) -> list[Tally]:
+        """Run a round of all runs."""
         seen: list[Any] = []
 
         def one_round(arrays: list[Array]) -> tuple[list[Array], list[Tally]]:
@@ -252,13 +268,10 @@ class Fused(Turns):
             seen[:] = structure, newest
             return strong(after), jax.tree.map(jnp.asarray, tallies)
 
-        with OTHER:
-            run = jax.vmap(one_round) if self.members.many else one_round
-            self.arrays, tallies = run(self.arrays)
+        self.arrays, tallies = jax.vmap(one_round)(self.arrays)
         self.structure, self.newest = seen
         self._show()
-        self.warmup_left -= 1
-        return list(jax.device_get(tallies))
+        return tallies
 
     def _program(self) -> tuple[Segment, Any]:
         """Return the steady period and its compiled program, made at the first call."""
@@ -332,8 +345,8 @@ class Fused(Turns):
         began = time.perf_counter()
         with UPDATE:
             # The program reuses the memory of the old arrays.
-            done, self.arrays, buffers = compiled(self.arrays, np.int32(periods), self.numbers)
-            done, buffers = int(done), jax.device_get(buffers)
+            done, self.arrays, rows = compiled(self.arrays, np.int32(periods), self.numbers)
+            done, rows = int(done), jax.device_get(rows)
         add(self.place.ledger, period.counts, done)
         self.newest = later(self.newest, period.updates, done)
         # Of many runs the state is shown when somebody asks: the best one is known only then.
@@ -343,7 +356,13 @@ class Fused(Turns):
         # A chunk is at most four times the last one, since the time of a short one says little
         # about a long one.
         self.next_periods = max(1, min(int(SECONDS / seconds_each), 4 * self.next_periods))
-        return [jax.tree.map(lambda x, i=i: x[i], tally) for i in range(done) for tally in buffers]
+        # Of many runs the first axis is that of the runs.
+        runs = (slice(None),) * self.members.many
+
+        def closed(i: int) -> list[Tally]:
+            return list(period.packing.unpacked(lambda n, index: rows[n][(i, *runs, *index)]))
+
+        return list(itertools.chain.from_iterable(map(closed, range(done))))
 
 
 def _values(period: Segment) -> list[Array]:
@@ -352,60 +371,6 @@ def _values(period: Segment) -> list[Array]:
     They are weakly typed, as numbers of Python are, and so take on the type of what they meet.
     """
     return [jnp.asarray(number.value) for number in period.numbers]
-
-
-def chunk(
-    period: Segment,
-    many: bool,
-    most: int,
-    arrays: list[Array],
-    periods: Array,
-    numbers: list[Array],
-) -> tuple[Array, list[Array], Any]:
-    """Run a number of periods, but none after one with an update that is not finite.
-
-    Args:
-        period: the steady period.
-        many: whether the arrays are of many runs, along their first axis.
-        most: the length of the buffers.
-        arrays: of the state.
-        periods: how many to run, at most `most`.
-        numbers: the values of the period's numbers, the same for all runs; none of them where they
-            are constants.
-
-    Returns:
-        How many periods ran, the arrays of the state, and what closed, ``[most, ...]``.
-    """
-    one_run = partial(period.run, numbers)
-    run = jax.vmap(one_run) if many else one_run
-    buffers = jax.tree.map(
-        lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(run, arrays)[1]
-    )
-
-    def go_on(carry: Any) -> Array:
-        return (carry[0] < periods) & ~carry[3]
-
-    def one(carry: Any) -> Any:
-        i, arrays, buffers, _ = carry
-        arrays, tallies = run(arrays)
-        buffers = jax.tree.map(
-            lambda whole, x: jax.lax.dynamic_update_index_in_dim(whole, x, i, 0), buffers, tallies
-        )
-        return i + 1, arrays, buffers, jnp.any(_not_finite(tallies))
-
-    start = (jnp.int32(0), arrays, buffers, jnp.bool_(False))
-    done, arrays, buffers, _ = jax.lax.while_loop(go_on, one, start)
-    return done, arrays, buffers
-
-
-def _not_finite(tallies: list[Tally]) -> Array:
-    """Return, by update, whether it was not finite."""
-    flags = []
-    for tally in tallies:
-        for update in tally.updates:
-            bad = update.metrics.values[..., update.metrics.names.index("bad")]
-            flags.append(jnp.any(bad > 0))
-    return jnp.stack(flags or [jnp.bool_(False)])
 
 
 @dataclass(frozen=True)

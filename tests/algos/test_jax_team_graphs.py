@@ -57,7 +57,7 @@ def test_learners_at_rates_of_one_and_four_are_one_program_that_counts_what_is_p
     assert (plan.found.exact, plan.found.rows, plan.found.warmup_rows, plan.lag) == (True, 1, 0, 0)
     assert [plan.per_row("updates", f"train_{name}") for name in ("red", "blue")] == [4, 1]
     possible, text = program_report(plan)
-    says = "xla: one program of all 10 operators; it unrolls 4 rounds of 5 updates\n"
+    says = "xla: one program of all 10 operators; it unrolls 4 rounds with 5 updates\n"
     assert possible and text == says
     for runtime in (XLA, "local"):
         run = rows_of(graph, runtime, 4)[1]

@@ -24,7 +24,7 @@ from flowrl.core.events import OperatorRan, Tap
 from flowrl.graph import trace
 from flowrl.graph.stages import Schedule
 from flowrl.replay.ring import Ring
-from flowrl.runtime.fused import Periodicity, periodicity
+from flowrl.runtime.periodicity import Periodicity, periodicity
 
 SMALL = fl.Policy(fl.networks.QNetwork, hidden=(8,))
 DQN = {

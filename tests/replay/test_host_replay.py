@@ -58,8 +58,14 @@ def test_after_a_batch_is_lost_on_its_way_to_the_only_shard_others_are_added(mon
         assert replay.has_capacity()
         replay.add(world.rollout(0, 4, 2, version)[0])
         if version == 0:
-            assert replay.due("batch") and replay.sample(4, "batch") is not None
+            assert replay.due("batch")
+            replay.claim("batch", 1)
+            assert replay.sample(4, "batch") is not None
+    claimed = replay.due("batch")
+    replay.claim("batch", claimed)
     assert replay.sample(4, "batch") is None and replay.stock().lost == 16
     assert not replay.due("batch") and replay.has_capacity()
     replay.add(world.rollout(0, 4, 2, 2)[0])
-    assert replay.due("batch") and replay.sample(4, "batch").steps == 4 and replay.stock().closed
+    # What was claimed and could not be sampled is due again.
+    assert replay.due("batch") == claimed + 1
+    assert replay.sample(4, "batch").steps == 4 and replay.stock().closed

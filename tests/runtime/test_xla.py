@@ -19,8 +19,8 @@ from environments import Corridor
 from flowrl.core.arguments import Argument, Values, substituted
 from flowrl.core.xla_threads import clients
 from flowrl.runtime.fusable import program_report
-from flowrl.runtime.fused import Periodicity, periodicity
 from flowrl.runtime.members import Members
+from flowrl.runtime.periodicity import Periodicity, periodicity
 from flowrl.runtime.rows import RowMaker
 
 ENV = "gymnax:CartPole-v1"
@@ -793,45 +793,47 @@ def test_a_period_with_a_row_within_a_unit_is_unrolled_as_a_whole_which_the_plan
     assert not possible and says in text
 
 
+SIXTEEN = fl.sac("gymnax:Pendulum-v1", envs_per_runner=16, learning_starts=16, report_every=32)
+
+
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("changes", "says"),
     [
         (
-            {"report_every": 65},
+            {"report.every": 65},
             "it repeats itself only after 65 rounds, and a program unrolls 64 at most",
         ),
         (
-            {"report_every": 25},
+            {"sync.every": 400},
             (
-                r"it repeats itself only after 25 rounds of 400 updates together, and a program "
-                r"unrolls 256 at most, .*; let its rates divide one another, such as a "
-                r"Report\(every\) that is a multiple of the 16 updates of a round"
+                r"it repeats itself only after 50 rounds, which have 800 updates that differ, and "
+                r"a program unrolls 256 at most, .*; let its rates divide one another"
             ),
         ),
         (
-            {"envs_per_runner": 257, "report_every": 257},
+            {"runners.envs_per_runner": 257, "sync.every": 257, "report.every": 257},
             (
-                r"a round has 257 updates, and a program unrolls 256 at most, each compiled "
-                r"for a second or two; sample fewer steps at once, or train less often on them"
+                r"a round has 257 updates that differ, and a program unrolls 256 at most, each "
+                r"compiled for a second or two; sample fewer steps at once, train less often on "
+                r"them, or let its rates divide one another"
             ),
         ),
     ],
 )
-def test_updates_that_would_take_minutes_to_compile_are_refused(settings, says):
-    graph = fl.sac(
-        "gymnax:Pendulum-v1", **{"envs_per_runner": 16, "learning_starts": 16, **settings}
-    )
+def test_updates_that_would_take_minutes_to_compile_are_refused(changes, says):
+    graph = SIXTEEN
+    for name, value in changes.items():
+        graph = graph.set(name, value)
     with pytest.raises(fl.errors.CheckError, match=says):
         fl.run(graph, runtime="xla")
 
 
-def test_the_plan_says_how_many_updates_of_a_round_a_program_unrolls():
-    graph = fl.sac("gymnax:Pendulum-v1", envs_per_runner=16, learning_starts=16, report_every=32)
-    assert program_report(graph.compile()) == (
+def test_updates_that_are_alike_are_in_a_program_once():
+    assert program_report(SIXTEEN.compile()) == (
         True,
         (
-            "xla: one program of all 7 operators; it unrolls 1 round of 16 updates, 2 times over, "
-            "after 2 that come before\n"
+            "xla: one program of all 7 operators; it unrolls 1 round, 2 times over, after 2 that "
+            "come before\n"
         ),
     )
 

@@ -1,0 +1,173 @@
+"""What repeats itself within a round: in a program it is a loop that does the same."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import flowrl as fl
+from conftest import close, timeless
+from flowrl.extend import Stateless
+from flowrl.runtime.packing import Element, packed, taken_out
+from flowrl.runtime.periodicity import Part, Repetition, parts_of, periodicity
+
+SMALL = fl.DQNSettings(
+    envs_per_runner=4,
+    rollout_length=4,
+    learning_starts=32,
+    batch_size=8,
+    updates_per_step=1.0,
+    report_every=32,
+    target_update_every=3,
+    hidden=(4,),
+    prioritized=True,
+)
+"""Sixteen updates in a round, each of which changes the priorities that the next one samples by."""
+SIXTEEN = fl.dqn("gymnax:CartPole-v1", SMALL)
+
+
+def found(graph):
+    return periodicity(graph, graph.compile().found)
+
+
+@pytest.mark.parametrize(
+    ("seen", "parts"),
+    [
+        ("aaaa", [(1, 3)]),
+        ("baaa", [(1, 1), (1, 2)]),
+        ("abab", [(2, 1), (1, 1)]),
+        ("ababab", [(2, 2), (1, 1)]),
+        ("xyabab", [(2, 1), (2, 1), (1, 1)]),
+        ("abcd", [(3, 1)]),
+    ],
+)
+def test_parts_are_those_after_which_a_state_is_seen_again(seen, parts):
+    assert parts_of(seen) == tuple(Part(*part) for part in parts)
+
+
+def scans(*parts, closes=False):
+    return Repetition(tuple(Part(*part) for part in parts), closes)
+
+
+REPETITIONS = {
+    "no row": ({}, [scans((1, 16))]),
+    "a row within": (
+        {"report.every": 24},
+        [scans((1, 16)), scans((1, 16)), scans((1, 8), (1, 8))],
+    ),
+    "a row with each": ({"report.every": 1}, [scans((1, 16), closes=True)]),
+    "rows of two": ({"report.every": 2}, [scans((2, 8), closes=True)]),
+    "a counter": ({"sync.every": 3}, [scans((3, 5), (1, 1))] * 6),
+}
+
+
+@pytest.mark.parametrize("name", REPETITIONS)
+def test_a_program_has_updates_that_are_alike_once(name):
+    assert list(found(changed(name)).repetitions) == REPETITIONS[name][1]
+
+
+def changed(name):
+    graph = SIXTEEN
+    for path, value in REPETITIONS[name][0].items():
+        graph = graph.set(path, value)
+    return graph
+
+
+def rows_of(graph, updates, runtime="local"):
+    """Rows of at least so many updates."""
+    rows = []
+    with fl.run(graph, runtime=runtime) as run:
+        while not rows or rows[-1]["updates"] < updates:
+            rows.append(next(run))
+    assert run.audit().closed
+    return rows
+
+
+def alike(graph, updates=80, runtime=None):
+    rows, others = rows_of(graph, updates), rows_of(graph, updates, runtime or ONE_BY_ONE)
+    assert len(rows) == len(others)
+    close(timeless(rows), timeless(others), rtol=2e-3, atol=1e-4)
+
+
+ONE_BY_ONE = fl.XlaRuntime(chunk=1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a row within",
+        "a row with each",
+        pytest.param("no row", marks=pytest.mark.system),
+        pytest.param("rows of two", marks=pytest.mark.system),
+        pytest.param("a counter", marks=pytest.mark.system),
+    ],
+)
+def test_a_program_does_in_loops_what_the_local_runtime_does_one_by_one(name):
+    alike(changed(name))
+
+
+@dataclass(frozen=True)
+class Thrice(Stateless):
+    """Yield each batch three times."""
+
+    def step(self, state: None, item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
+        yield from ctx.repeat(3, lambda: item)
+
+
+@pytest.mark.parametrize(
+    ("per_step", "expected"),
+    [(1 / 16, scans((1, 3))), (1.0, scans((1, 16), closes=True))],
+    ids=["alone", "in"],
+)
+def test_operators_of_users_repeat_what_they_make_also_within_what_repeats_itself(
+    per_step, expected
+):
+    graph = SIXTEEN.insert(after="batch", thrice=Thrice()).set("batch.updates_per_step", per_step)
+    graph = graph.set("report.every", 3)
+    unit = found(graph)
+    assert (unit.unit, unit.repetitions) == (1, (expected,))
+    alike(graph, 24 if per_step < 1 else 144)
+
+
+@pytest.mark.system
+def test_evaluations_between_repeated_updates_are_in_the_same_rows():
+    graph = SIXTEEN.insert(after="sync", play=fl.Evaluate(every=8, episodes=2, max_steps=20))
+    rows = rows_of(graph.set("report.every", 8), 80)
+    assert any("eval/return_mean" in row for row in rows)
+    alike(graph.set("report.every", 8))
+
+
+@pytest.mark.system
+def test_many_runs_repeat_themselves_too():
+    graph = changed("a row within")
+    alone = [rows_of(graph, 72, fl.XlaRuntime(seeds=1)), rows_of(graph, 72)]
+    close(timeless(alone[0]), timeless(alone[1]), rtol=2e-3, atol=1e-4)
+
+
+def test_a_row_of_many_updates_takes_no_more_arrays_out_of_a_program_than_one_of_few():
+    arrays = []
+    for every in (32, 160):
+        with fl.run(SIXTEEN.set("report.every", every), runtime="xla") as run:
+            turns = run._session.turns
+            while turns.warmup_left:
+                turns.round(1)
+            turns._trace()
+            packing = turns.period.packing
+        arrays.append(len({number for number, _ in packing.leaves}))
+        assert len(packing.leaves) > every
+    assert arrays[0] == arrays[1] < 32
+
+
+def test_a_tree_is_packed_into_the_arrays_that_its_leaves_are_elements_of():
+    stacked, other = jnp.arange(6.0).reshape(3, 2), jnp.float32(7)
+    tree = {"a": [Element(stacked, (i,)) for i in range(3)], "b": other, "c": 8}
+    arrays, packing = packed(tree)
+    assert [x.shape for x in arrays] == [(3, 2), (), ()]
+    close(packing.unpacked(lambda number, index: arrays[number][index]), taken_out(tree))
+    close(taken_out(tree), {"a": list(stacked), "b": 7.0, "c": 8})
+    # A scan stacks each array once more.
+    turns = packing.turns([jnp.stack([x, x + 1]) for x in arrays], 2)
+    close(taken_out(turns[1]), {"a": list(stacked + 1), "b": 8.0, "c": 9})
+    assert Element(stacked, (1,)).shape == (2,)
