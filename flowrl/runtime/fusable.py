@@ -32,22 +32,18 @@ def too_long(found: Periodicity) -> str:
     Args:
         found: how its graph repeats itself.
     """
-    if found.unit > UNROLLED:
+    if found.rounds > UNROLLED:
         return (
-            f"it repeats itself only after {found.unit} rounds, and a program unrolls {UNROLLED} "
-            "at most; let its rates divide one another"
+            f"it repeats itself only after {found.period} rounds, of which {found.rounds} differ, "
+            f"and a program unrolls {UNROLLED} at most; let its rates divide one another"
         )
     if found.updates <= UNROLLED_UPDATES:
         return ""
     most = f"a program unrolls {UNROLLED_UPDATES} at most, each compiled for a second or two"
-    if found.unit == 1:
-        return (
-            f"a round has {found.updates:,} updates that differ, and {most}; sample fewer steps at "
-            "once, train less often on them, or let its rates divide one another"
-        )
+    rounds = "a round has" if found.period == 1 else f"{found.period} rounds have"
     return (
-        f"it repeats itself only after {found.unit} rounds, which have {found.updates:,} updates "
-        f"that differ, and {most}; let its rates divide one another"
+        f"{rounds} {found.updates:,} updates that differ, and {most}; sample fewer steps at once, "
+        "train less often on them, or let its rates divide one another"
     )
 
 
@@ -162,15 +158,12 @@ def program_report(plan: Plan) -> tuple[bool, str]:
         # Each problem begins with the graph's name or a node's address, which is left out here.
         reasons = [problem.partition(": ")[2] for problem in error.problems]
         return False, f"xla: no program: {'; '.join(reasons)}\n"
-    times = f", {found.period // found.unit} times over" if found.period > found.unit else ""
     before = f", after {found.warmup} that come before" if found.warmup else ""
-    rounds = f"{found.unit} {plural(found.unit, 'round')}"
+    of_all = f"{found.rounds} of " if found.period > found.rounds else ""
+    rounds = f"{of_all}{found.period} {plural(found.period, 'round')}"
     operators = len(plan.graph.nodes)
-    updates = f" with {found.updates} updates" if found.updates > found.unit else ""
-    program = (
-        f"xla: one program of all {operators} operators; "
-        f"it unrolls {rounds}{updates}{times}{before}"
-    )
+    updates = f" with {found.updates} updates" if found.updates > found.rounds else ""
+    program = f"xla: one program of all {operators} operators; it unrolls {rounds}{updates}{before}"
     return True, f"{program}\n"
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from flowrl.core.items import Tally
+from flowrl.core.texts import plural
 from flowrl.errors import GraphError
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import Loop, Unit, one_by_one
@@ -21,7 +22,7 @@ from flowrl.graph.versions import Newest, later
 from flowrl.runtime.counted import Counts, add, back_to, counted, since
 from flowrl.runtime.inline import Number, ProgramPlace, value_of
 from flowrl.runtime.packing import Packing, packed, taken_out, whole
-from flowrl.runtime.periodicity import Repetition
+from flowrl.runtime.periodicity import Repetition, Stretch
 from flowrl.runtime.state import State, Structure, differing, strong
 
 Array = Any
@@ -74,16 +75,9 @@ class Tracing:
         graph: the graph.
         place: where its resources are open.
         schedule: the schedule of its stages.
-        repetitions: how the items of each `Context.repeat` of a unit repeat themselves.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        place: ProgramPlace,
-        schedule: Schedule,
-        repetitions: Sequence[Repetition],
-    ) -> None:
+    def __init__(self, graph: Graph, place: ProgramPlace, schedule: Schedule) -> None:
         self.place = place
         self.schedule = schedule
         self.state = State(graph, place, schedule)
@@ -91,9 +85,8 @@ class Tracing:
             unit for loop in schedule.loops for unit in loop.units.values() if unit.op.reports
         )
         self.loop = next(loop for loop in schedule.loops if self.reporting.name in loop.units)
-        self.repetitions = repetitions
         self.coming: Iterator[Repetition] = iter(())
-        """The repetitions of a unit that were not traced yet."""
+        """The repetitions of a stretch that were not traced yet."""
         self.repeating = False
         """Whether an item of a repetition is on its way."""
         for loop in schedule.loops:
@@ -102,24 +95,30 @@ class Tracing:
 
     def rounds(self, count: int) -> list[Tally]:
         """Run `count` rounds, one after another, and return what closed."""
-        self.coming, self.repeating = iter(self.repetitions), False
         return [tally for _ in range(count) for tally in self.schedule.round()]
 
-    def units(self, count: int, rounds: int) -> list[Tally]:
-        """Run `count` repeating units of `rounds` rounds each as one scan, and return what closed.
-
-        Only then does the reporting operator take all items that reached it.
+    def period(self, stretches: Sequence[Stretch]) -> list[Tally]:
+        """Run the steady period, and return what closed.
 
         Raises:
             GraphError: the graph does not repeat itself in a program, or a row closes before the
-                last item.
+                last item of a stretch.
         """
-        if count == 1:
-            return self.rounds(rounds)
-        self.loop.rows = []
-        self._scan(count, partial(self.rounds, rounds), f"{rounds} rounds", closes=False)
-        rows, self.loop.rows = self.loop.rows, []
+        rows: list[Tally] = []
+        for stretch in stretches:
+            if stretch.times == 1:
+                rows += self._turn(stretch)
+                continue
+            self.loop.rows = []
+            what = f"{stretch.rounds} {plural(stretch.rounds, 'round')}"
+            self._scan(stretch.times, partial(self._turn, stretch), what, closes=False)
+            rows += self.loop.rows
         return rows
+
+    def _turn(self, stretch: Stretch) -> list[Tally]:
+        """Run the rounds of a stretch once."""
+        self.coming, self.repeating = iter(stretch.repetitions), False
+        return self.rounds(stretch.rounds)
 
     def _repeat(self, loop: Loop, unit: Unit, times: int, make: Callable[[], Any]) -> Iterator[Any]:
         """Yield what a function returns, so many times.
@@ -137,13 +136,19 @@ class Tracing:
             yield from one_by_one(times, make)
             return
         self.repeating = True
-        repetition = next(self.coming)
+        repetition = next(self.coming, None)
+        if repetition is None or sum(each.items * each.times for each in repetition.parts) != times:
+            raise GraphError(
+                f"repeats {times} items in a program, and others in its plan; let nothing but its "
+                "state and its item decide how many",
+                f"{self.loop.graph}.{unit.name}",
+            )
         for part in repetition.parts:
             if part.times == 1:
                 yield from one_by_one(part.items, make)
                 continue
             work = partial(self._give, loop, unit, part.items, make)
-            what = f"{part.items} items of {unit.name}"
+            what = f"{part.items} {plural(part.items, 'item')} of {unit.name}"
             self._scan(part.times, work, what, repetition.closes)
         self.repeating = False
 
@@ -172,7 +177,7 @@ class Tracing:
         """
         ledger = self.place.ledger
         # Where it works only afterwards, what it holds is no part of what the scan carries.
-        held = taken_out(self.reporting.state)
+        held = self.reporting.state
         self.reporting.state = held if closes else None
         arrays, structure, newest = self.state.get()
         start = _Start(structure, newest, counted(ledger))

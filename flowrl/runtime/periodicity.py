@@ -22,7 +22,7 @@ UNROLLED_UPDATES = 256
 
 
 class Part(NamedTuple):
-    """A part of a repetition: so many items, which come so many times over."""
+    """So many items, or rounds, which come so many times over."""
 
     items: int
     times: int
@@ -45,6 +45,20 @@ class Repetition:
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Rounds of the steady period, which come so many times over, one after another.
+
+    Those that come several times over are one scan in a program: the reporting operator takes what
+    reached it only after them, with the last item of which alone a row may close.
+    """
+
+    rounds: int
+    times: int
+    repetitions: tuple[Repetition, ...] = ()
+    """Each `Context.repeat` of these rounds, in order."""
+
+
+@dataclass(frozen=True)
 class Periodicity:
     """How a graph repeats itself, in rounds of its stages."""
 
@@ -52,16 +66,16 @@ class Periodicity:
     """Rounds before the steady period."""
     period: int
     """Rounds of the steady period, after which the static state is the same again."""
-    unit: int
-    """Rounds of the repeating unit, in which all but the reporting operator's own state repeats
-    itself. A period consists of whole units. The whole period is one unit where a row closes before
-    the last item of the period, or where a node comes after the reporting operator: a scan of
-    smaller units could do neither."""
+    stretches: tuple[Stretch, ...]
+    """What a period consists of."""
     updates: int
-    """Updates that a program has of a unit. Where items repeat themselves, each part of them is
-    there once."""
-    repetitions: tuple[Repetition, ...] = ()
-    """Each `Context.repeat` of a unit, in order."""
+    """Updates that a program has: those of each stretch, and there of each part of a repetition,
+    are in it once."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that a program has: those of each stretch are in it once."""
+        return sum(stretch.rounds for stretch in self.stretches)
 
 
 class UnitTracer(Tracer):
@@ -77,8 +91,6 @@ class UnitTracer(Tracer):
         super().__init__(graph, found.totals)
         self.seen: list[Any] = []
         self.reporting = next(node.name for node in graph.nodes if node.op.reports)
-        self.reported_on = any(self.reporting in node.after for node in graph.nodes)
-        """Whether a node comes after the reporting operator."""
         self.items: list[bool] = []
         """By item that reached the reporting operator: whether a row closed with it."""
         self.items_before: list[int] = []
@@ -110,15 +122,28 @@ class UnitTracer(Tracer):
         self.items.append(self.closed)
         self.closed = False
 
-    def closings(self, rounds: int) -> list[bool]:
-        """Return of each item of the last rounds whether a row closed with it."""
-        return self.items[self.items_before[-1 - rounds] :]
-
-    def of_unit(self, warmup: int, period: int, unit: int) -> Periodicity:
-        """Return the periodicity of these numbers of rounds, the last of which were traced."""
-        repetitions = self.repetitions[self.repetitions_before[-1 - unit] :]
-        updates = len(self.closings(unit)) - sum(saved for _, saved in repetitions)
-        return Periodicity(warmup, period, unit, updates, tuple(each for each, _ in repetitions))
+    def of_period(self, warmup: int, period: int) -> Periodicity:
+        """Return how the last rounds that were traced repeat themselves."""
+        first, ends = len(self.seen) - 1 - period, {0, period}
+        for number in range(period):
+            at = first + number
+            closings = self.items[self.items_before[at] : self.items_before[at + 1]]
+            if any(closings):
+                ends.add(number + 1)
+            # Before its last item a row can't close in a scan.
+            if any(closings[:-1]):
+                ends.add(number)
+        seen = self.seen[first:]
+        between_rows = [parts_of(seen[a : b + 1]) for a, b in itertools.pairwise(sorted(ends))]
+        stretches, updates, begin = [], 0, first
+        for part in itertools.chain(*between_rows):
+            end = begin + part.items
+            found = self.repetitions[self.repetitions_before[begin] : self.repetitions_before[end]]
+            updates += self.items_before[end] - self.items_before[begin]
+            updates -= sum(saved for _, saved in found)
+            stretches.append(Stretch(part.items, part.times, tuple(each for each, _ in found)))
+            begin += part.items * part.times
+        return Periodicity(warmup, period, tuple(stretches), updates)
 
     # -- items that repeat themselves
 
@@ -139,11 +164,13 @@ class UnitTracer(Tracer):
         # By number of items: the state but for that of the reporting operator, and the whole one.
         apart: list[Any] = [self.signature(schedule, reporting=False)]
         whole: list[Any] = [self.signature(schedule)]
-        ends = [0]
+        ends, turn = [0], 0
         for number in range(1, times + 1):
             reported = len(self.items)
             yield from one_by_one(1, make)
-            apart.append(self.signature(schedule, reporting=False))
+            # To compare states costs as much as an item: once one recurs, what follows is known.
+            apart.append(apart[-turn] if turn else self.signature(schedule, reporting=False))
+            turn = turn or number - apart.index(apart[-1])
             closed = any(self.items[reported:])
             # Before a row closes, what the reporting operator holds grows.
             whole.append(self.signature(schedule) if closed else object())
@@ -153,7 +180,7 @@ class UnitTracer(Tracer):
         between_rows = [parts_of(apart[a : b + 1]) for a, b in itertools.pairwise(ends)]
         found = Repetition(tuple(itertools.chain(*between_rows)), closes=False)
         closing = Repetition(parts_of(whole), closes=True)
-        if self.reported_on or closing.items < found.items:
+        if closing.items < found.items:
             found = closing
         saved = (times - found.items) * (len(self.items) - before) // times
         self.repetitions.append((found, saved))
@@ -189,17 +216,7 @@ def periodicity(graph: Graph, found: Trace) -> Periodicity | None:
     if found.problems or found.opaque or not found.rows:
         return None
     tracer = UnitTracer(graph, found)
-    traced, seen = tracer.run(), tracer.seen
+    traced = tracer.run()
     if not traced.exact:
         return None
-    warmup, period = traced.warmup_rounds, traced.passes - traced.warmup_rounds
-    # In a scan of units only the last item may close a row, and no node comes after that.
-    if tracer.reported_on or any(tracer.closings(period)[:-1]):
-        return tracer.of_unit(warmup, period, period)
-    # The smallest divisor of the period after which the same state is seen again.
-    unit = next(
-        n
-        for n in range(1, period + 1)
-        if period % n == 0 and (n == period or seen[-1 - n] == seen[-1])
-    )
-    return tracer.of_unit(warmup, period, unit)
+    return tracer.of_period(traced.warmup_rounds, traced.passes - traced.warmup_rounds)

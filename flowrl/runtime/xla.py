@@ -104,8 +104,7 @@ class Fused(Turns):
         def start(seed: Array, swept: Mapping[str, Array]) -> list[Array]:
             self.place.begin(seed, swept)
             schedule = Schedule(self.graph, make)
-            repetitions = self.periodicity.repetitions
-            self.tracing = Tracing(self.graph, self.place, schedule, repetitions)
+            self.tracing = Tracing(self.graph, self.place, schedule)
             self.loops, self.channels = schedule.loops, schedule.channels
             arrays, self.structure, self.newest = self.tracing.state.get()
             return strong(arrays)
@@ -158,14 +157,13 @@ class Fused(Turns):
             )
 
     def _steady_period(self, arrays: list[Any], inputs: bool) -> Segment:
-        """Return the period as a scan of its units.
+        """Return the period as a function of arrays.
 
         Args:
             arrays: of the state of one run.
             inputs: whether it takes the numbers among settings, or has them as constants.
         """
-        period, unit = self.periodicity.period, self.periodicity.unit
-        work = partial(self.tracing.units, period // unit, unit)
+        work = partial(self.tracing.period, self.periodicity.stretches)
         try:
             with self.tracing.apart(), self.place.stream.muted():
                 made = self.tracing.segment(self.structure, arrays, work, inputs)

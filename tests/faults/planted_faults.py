@@ -123,7 +123,7 @@ FAULTS = {
         "impala", Ledger, "drop", "self.dropped_steps[edge] += steps", "pass"
     ),
     "a replay gives more than its ratio": Planted(
-        "apex", ReplayHandle, "_note_sampled", "-= ratio.denominator", "-= ratio.denominator - 1"
+        "apex", ReplayHandle, "claim", "* ratio.denominator", "* (ratio.denominator - 1)"
     ),
     "what a lost shard held is not counted": Planted(
         "apex", HostReplay, "_restart", "old.lost + sent - evicted", "old.lost"

@@ -3,6 +3,7 @@
 import numpy as np
 
 import flowrl as fl
+from flowrl.graph.loop import one_by_one
 
 
 class Context:
@@ -22,6 +23,9 @@ class Context:
 
     def run(self, fn, *arrays, **static):
         return fn(*arrays, **static)
+
+    def repeat(self, times, make):
+        return one_by_one(times, make)
 
     def call(self, fn, *args):
         return fn(*args)

@@ -25,7 +25,7 @@ class Held(fl.extend.ReplayHandle):
         self.drawn = []
 
     def sample(self, size, reader, ahead=0):
-        self._note_sampled(reader, size)
+        self._note_sampled(size)
         self.drawn.append(size)
         return f"draw {len(self.drawn)}"
 
@@ -67,15 +67,25 @@ def test_the_ratio_is_kept_exactly_from_the_first_steps_on(ratio):
 
 def test_at_a_start_there_is_one_draw_a_turn_and_adding_waits_until_none_is_due():
     draws, rooms = run(
-        fl.ReplaySample(8, learning_starts=10, updates_per_step=0.5), 9, 1, 1, 3, 1, 1, 2, root=True
+        fl.ReplaySample(8, learning_starts=10, updates_per_step=0.5),
+        9,
+        1,
+        1,
+        3,
+        1,
+        1,
+        2,
+        6,
+        root=True,
     )
-    assert draws == [0, 0, 1, 1, 1, 0, 1] and rooms == [
+    assert draws == [0, 0, 1, 1, 1, 0, 1, 1] and rooms == [
         True,
         True,
         False,
         False,
         False,
         True,
+        False,
         False,
     ]
 

@@ -11,7 +11,7 @@ import flowrl as fl
 from conftest import close, timeless
 from flowrl.extend import Stateless
 from flowrl.runtime.packing import Element, packed, taken_out
-from flowrl.runtime.periodicity import Part, Repetition, parts_of, periodicity
+from flowrl.runtime.periodicity import Part, Repetition, Stretch, parts_of, periodicity
 
 SMALL = fl.DQNSettings(
     envs_per_runner=4,
@@ -52,20 +52,32 @@ def scans(*parts, closes=False):
 
 
 REPETITIONS = {
-    "no row": ({}, [scans((1, 16))]),
+    "no row": ({}, [Stretch(1, 2, (scans((1, 16)),))]),
     "a row within": (
         {"report.every": 24},
-        [scans((1, 16)), scans((1, 16)), scans((1, 8), (1, 8))],
+        [*[Stretch(1, 1, (scans((1, 16)),))] * 2, Stretch(1, 1, (scans((1, 8), (1, 8)),))],
     ),
-    "a row with each": ({"report.every": 1}, [scans((1, 16), closes=True)]),
-    "rows of two": ({"report.every": 2}, [scans((2, 8), closes=True)]),
-    "a counter": ({"sync.every": 3}, [scans((3, 5), (1, 1))] * 6),
+    "a row with each": ({"report.every": 1}, [Stretch(1, 1, (scans((1, 16), closes=True),))]),
+    "rows of two": ({"report.every": 2}, [Stretch(1, 1, (scans((2, 8), closes=True),))]),
+    "rows of three": (
+        {"report.every": 3},
+        [
+            Stretch(1, 1, (scans((1, 2), *[(1, 3)] * 4, (1, 2)),)),
+            Stretch(1, 1, (scans((1, 1), (3, 5), closes=True),)),
+            Stretch(1, 1, (scans((3, 5), (1, 1), closes=True),)),
+        ],
+    ),
+    "two or three": (
+        {"batch.updates_per_step": 5 / 32, "report.every": 10},
+        [Stretch(2, 2, (scans((1, 2)), scans((1, 3))))],
+    ),
+    "a counter": ({"sync.every": 3}, [Stretch(2, 1, (scans((3, 5), (1, 1)),) * 2)] * 3),
 }
 
 
 @pytest.mark.parametrize("name", REPETITIONS)
 def test_a_program_has_updates_that_are_alike_once(name):
-    assert list(found(changed(name)).repetitions) == REPETITIONS[name][1]
+    assert list(found(changed(name)).stretches) == REPETITIONS[name][1]
 
 
 def changed(name):
@@ -81,7 +93,15 @@ def rows_of(graph, updates, runtime="local"):
     with fl.run(graph, runtime=runtime) as run:
         while not rows or rows[-1]["updates"] < updates:
             rows.append(next(run))
-    assert run.audit().closed
+        with run._session.turns.still():
+            version = run._session.place.handles["learner"].state["version"]
+    # What was traced once counts as often as it ran.
+    done, audit = run.counts()["updates"], run.audit()
+    (every,) = (node.op.every for node in graph.nodes if node.op.reports)
+    assert 0 <= done - run.rows[-1]["updates"] < every and version == done
+    edges = {edge.after: edge.put.items for edge in audit.edges}
+    assert {edges[name] for name in ("prio", "target", "sync", "report")} == {done}
+    assert audit.closed
     return rows
 
 
@@ -100,6 +120,8 @@ ONE_BY_ONE = fl.XlaRuntime(chunk=1)
         "a row within",
         "a row with each",
         pytest.param("no row", marks=pytest.mark.system),
+        "two or three",
+        "rows of three",
         pytest.param("rows of two", marks=pytest.mark.system),
         pytest.param("a counter", marks=pytest.mark.system),
     ],
@@ -126,9 +148,36 @@ def test_operators_of_users_repeat_what_they_make_also_within_what_repeats_itsel
 ):
     graph = SIXTEEN.insert(after="batch", thrice=Thrice()).set("batch.updates_per_step", per_step)
     graph = graph.set("report.every", 3)
-    unit = found(graph)
-    assert (unit.unit, unit.repetitions) == (1, (expected,))
+    assert [stretch.repetitions for stretch in found(graph).stretches] == [(expected,)]
     alike(graph, 24 if per_step < 1 else 144)
+
+
+@dataclass(frozen=True)
+class Sums(fl.Report):
+    """Add up what it is given, as operators of users may."""
+
+    def init(self) -> dict[str, Any]:
+        return {**super().init(), "sum": jnp.float32(0)}
+
+    def step(self, held: dict[str, Any], item: Any, ctx: fl.extend.Context) -> Iterator[Any]:
+        most = ctx.call(jnp.max, item.metrics.values)
+        held["sum"] = ctx.run(added, held["sum"], item.metrics.values, most)
+        yield from super().step(held, item, ctx)
+
+
+def added(total, values, most):
+    return total + values.sum() + most
+
+
+def test_a_reporting_operator_of_the_user_s_own_computes_with_what_it_is_given():
+    sums = []
+    for runtime in ("local", ONE_BY_ONE):
+        with fl.run(SIXTEEN.replace(report=Sums(32)), runtime=runtime, steps=160) as run:
+            rows = list(run)
+            states = [loop.states for loop in run._session.turns.loops]
+        sums += [state["report"]["sum"] for state in states if "report" in state]
+    close(*sums, rtol=2e-3)
+    assert len(rows) == 5
 
 
 @pytest.mark.system

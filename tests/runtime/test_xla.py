@@ -20,7 +20,7 @@ from flowrl.core.arguments import Argument, Values, substituted
 from flowrl.core.xla_threads import clients
 from flowrl.runtime.fusable import program_report
 from flowrl.runtime.members import Members
-from flowrl.runtime.periodicity import Periodicity, periodicity
+from flowrl.runtime.periodicity import Periodicity, Stretch, periodicity
 from flowrl.runtime.rows import RowMaker
 
 ENV = "gymnax:CartPole-v1"
@@ -326,15 +326,20 @@ def poisoned(x, bad):
 
 
 @pytest.mark.parametrize("runtime", ["local", fl.XlaRuntime(chunk=8)], ids=["local", "xla"])
-def test_an_update_that_is_not_finite_ends_a_chunk_and_what_was_not_run_is_not_counted(runtime):
-    graph = TINY.insert(after="adv", poison=Poisons(4))
+@pytest.mark.parametrize(("every", "row"), [(1, 5), (2, 3)], ids=["a row each", "two a row"])
+def test_an_update_that_is_not_finite_ends_a_chunk_and_what_was_not_run_is_not_counted(
+    runtime, every, row
+):
+    graph = TINY.insert(after="adv", poison=Poisons(4)).set("report.every", every)
     with (
-        pytest.raises(fl.errors.NotFiniteError, match=r"update 5, of row 5"),
+        pytest.raises(fl.errors.NotFiniteError, match=rf"update 5, of row {row}"),
         fl.run(graph, runtime=runtime) as run,
     ):
         list(run)
-    assert len(run.rows) == 4 and run.audit().closed
-    assert (run.counts()["updates"], run.counts()["sampled_steps"]) == (5, 5 * 8)
+    assert len(run.rows) == row - 1 and run.audit().closed
+    # The row of that update was closed.
+    done = row * every
+    assert (run.counts()["updates"], run.counts()["sampled_steps"]) == (done, done * 8)
 
 
 class Held(fl.extend.Handle):
@@ -720,7 +725,7 @@ def test_the_plan_reports_what_would_be_unrolled_and_what_not(capsys):
 
     assert main(["plan", "impala", "--env", ENV, "--runtime", "xla"]) == 0
     assert (
-        "xla: one program of all 6 operators; it unrolls 2 rounds, 10 times over, after 20 that "
+        "xla: one program of all 6 operators; it unrolls 2 of 20 rounds, after 20 that "
         "come before" in capsys.readouterr().out
     )
     assert (
@@ -755,19 +760,27 @@ THRICE = (
 @pytest.mark.parametrize(
     ("graph", "expected"),
     [
-        (PPO, Periodicity(0, 1, 1, 1)),
-        (PPO.set("report.every", 6), Periodicity(0, 6, 1, 1)),
+        (PPO, Periodicity(0, 1, (Stretch(1, 1),), 1)),
+        (PPO.set("report.every", 6), Periodicity(0, 6, (Stretch(1, 6),), 1)),
         (
             PPO.set("sync.every", 2)
             .set("learner.loss", fl.losses.VTraceLoss())
             .remove("adv", "norm")
             .set("report.every", 6),
-            Periodicity(0, 6, 2, 2),
+            Periodicity(0, 6, (Stretch(2, 3),), 2),
         ),
-        (GRAPHS["impala"].set("report.every", 3), Periodicity(6, 6, 2, 1)),
-        (THRICE.set("report.every", 4), Periodicity(0, 4, 4, 12)),
+        (GRAPHS["impala"].set("report.every", 3), Periodicity(6, 6, (Stretch(2, 3),), 1)),
+        (
+            THRICE.set("report.every", 13),
+            Periodicity(
+                0,
+                13,
+                (Stretch(1, 4), Stretch(1, 1), Stretch(1, 3), Stretch(1, 1), Stretch(1, 4)),
+                15,
+            ),
+        ),
     ],
-    ids=["a row", "rows of six", "every other", "queue", "rows within units"],
+    ids=["a row", "rows of six", "every other", "queue", "rows within rounds"],
 )
 def test_a_period_is_made_of_what_repeats_itself_but_for_the_clock(graph, expected):
     assert periodicity(graph, graph.compile().found) == expected
@@ -779,18 +792,10 @@ def test_a_period_that_is_too_long_is_refused():
     )
     with pytest.raises(
         fl.errors.CheckError,
-        match="it repeats itself only after 101 rounds, and a program unrolls 64 at most",
+        match="it repeats itself only after 101 rounds, of which 101 differ, and a program unrolls "
+        "64 at most",
     ):
         fl.run(graph, runtime="xla")
-
-
-def test_a_period_with_a_row_within_a_unit_is_unrolled_as_a_whole_which_the_plan_knows():
-    graph = THRICE.set("report.every", 100)
-    says = "it repeats itself only after 100 rounds, and a program unrolls 64 at most"
-    with pytest.raises(fl.errors.CheckError, match=says):
-        fl.run(graph, runtime="xla")
-    possible, text = program_report(graph.compile())
-    assert not possible and says in text
 
 
 SIXTEEN = fl.sac("gymnax:Pendulum-v1", envs_per_runner=16, learning_starts=16, report_every=32)
@@ -800,14 +805,17 @@ SIXTEEN = fl.sac("gymnax:Pendulum-v1", envs_per_runner=16, learning_starts=16, r
     ("changes", "says"),
     [
         (
-            {"report.every": 65},
-            "it repeats itself only after 65 rounds, and a program unrolls 64 at most",
+            {"sync.every": 400, "report.every": 400, "runners.envs_per_runner": 1},
+            (
+                "it repeats itself only after 400 rounds, of which 400 differ, and a program "
+                "unrolls 64 at most"
+            ),
         ),
         (
             {"sync.every": 400},
             (
-                r"it repeats itself only after 50 rounds, which have 800 updates that differ, and "
-                r"a program unrolls 256 at most, .*; let its rates divide one another"
+                r"50 rounds have 800 updates that differ, and a program unrolls 256 at most, "
+                r"each compiled for a second or two; sample fewer steps at once"
             ),
         ),
         (
@@ -832,8 +840,8 @@ def test_updates_that_are_alike_are_in_a_program_once():
     assert program_report(SIXTEEN.compile()) == (
         True,
         (
-            "xla: one program of all 7 operators; it unrolls 1 round, 2 times over, after 2 that "
-            "come before\n"
+            "xla: one program of all 7 operators; it unrolls 1 of 2 rounds, after 2 that come "
+            "before\n"
         ),
     )
 
