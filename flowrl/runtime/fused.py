@@ -153,7 +153,7 @@ class Tracing:
         self.repeating = False
 
     def _give(self, loop: Loop, unit: Unit, items: int, make: Callable[[], Any]) -> None:
-        """Give items to the nodes after one of which they are, while that is at its step."""
+        """Give items of a node to those after it, while its own step waits."""
         step, source = unit.step, unit.ctx.source
         unit.step = lambda *_: one_by_one(items, make)
         try:
