@@ -25,24 +25,33 @@ TURNS = 5
 GRAPHS = ("ppo", "impala", "dqn")
 PROGRAM = "gymnax:CartPole-v1"
 """The environment of the one XLA program."""
+XLA = ("--runtime", "xla", "--untuned", "--env")
+PROGRAMS = {
+    "ppo": ("ppo", *XLA, PROGRAM),
+    "dqn": ("dqn", *XLA, PROGRAM),
+    "sac": ("sac", *XLA, "gymnax:Pendulum-v1"),
+    "sac, 16 environments": ("sac", *XLA, "gymnax:Pendulum-v1", "--set", "envs_per_runner=16"),
+}
 RATES = (1e-3, 5e-4, 2e-4, 1e-4, 5e-5, 2e-5)
 
 
-def first_row(graph: str, home: str) -> float:
-    """The seconds of `flowrl run` until its first row is printed, with a home directory."""
+def seconds_to_row(number: int, home: str, *run: str) -> float:
+    """The seconds of `flowrl run` until a row is printed, with a home directory."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XDG_"))}
-    command = [sys.executable, "-m", "flowrl", "run", graph, "--env", "CartPole-v1", "--json"]
+    command = [sys.executable, "-m", "flowrl", "run", *run, "--json"]
     began = time.perf_counter()
     with subprocess.Popen(
-        [*command, "--steps", "1", "--out", f"{home}/run-{time.time_ns()}"],
+        [*command, "--out", f"{home}/run-{time.time_ns()}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**env, "HOME": home, "PYTHONPATH": str(ROOT)},
         text=True,
     ) as run:
         assert run.stdout is not None
-        json.loads(run.stdout.readline())
+        for _ in range(number):
+            json.loads(run.stdout.readline())
         seconds = time.perf_counter() - began
+        run.terminate()
         run.communicate()
     return seconds
 
@@ -67,17 +76,24 @@ def rates(
     return found
 
 
-def main() -> None:
+def table(runs: dict[str, tuple[str, ...]], row: int) -> list[str]:
+    """A table of the seconds of each run to a row, in a first and in a second process."""
     lines = ["| | first process | second process |", "|---|---:|---:|"]
-    for graph in GRAPHS:
+    for name, run in runs.items():
         first, second = [], []
         for _ in range(TURNS):
             with tempfile.TemporaryDirectory() as home:
-                first.append(first_row(graph, home))
-                second.append(first_row(graph, home))
+                first.append(seconds_to_row(row, home, *run))
+                second.append(seconds_to_row(row, home, *run))
         medians = statistics.median(first), statistics.median(second)
-        lines.append(f"| {graph} | {medians[0]:.1f} s | **{medians[1]:.1f} s** |")
+        lines.append(f"| {name} | {medians[0]:.1f} s | **{medians[1]:.1f} s** |")
         print(lines[-1], flush=True)
+    return lines
+
+
+def main() -> None:
+    lines = table({graph: (graph, "--env", "CartPole-v1") for graph in GRAPHS}, 1)
+    programs = table(PROGRAMS, 3)
     more = [
         "| | first learning rate | another one | memory for another one |",
         "|---|---:|---:|---:|",
@@ -101,6 +117,13 @@ From `flowrl run GRAPH --env CartPole-v1` to its first row: in a home directory 
 compiled before, and in the same one once more. Medians of {TURNS}.
 
 {chr(10).join(lines)}
+
+## One XLA program in a new process
+
+To its third row, before which the program was compiled. A row is what `Report` of the graph says:
+200 updates for sac.
+
+{chr(10).join(programs)}
 
 ## Another learning rate in the same process
 

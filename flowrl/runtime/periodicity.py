@@ -124,19 +124,11 @@ class UnitTracer(Tracer):
 
     def of_period(self, warmup: int, period: int) -> Periodicity:
         """Return how the last rounds that were traced repeat themselves."""
-        first, ends = len(self.seen) - 1 - period, {0, period}
-        for number in range(period):
-            at = first + number
-            closings = self.items[self.items_before[at] : self.items_before[at + 1]]
-            if any(closings):
-                ends.add(number + 1)
-            # Before its last item a row can't close in a scan.
-            if any(closings[:-1]):
-                ends.add(number)
-        seen = self.seen[first:]
-        between_rows = [parts_of(seen[a : b + 1]) for a, b in itertools.pairwise(sorted(ends))]
+        first = len(self.seen) - 1 - period
+        rounds = itertools.pairwise(self.items_before[first:])
+        closings = [self.items[before:after] for before, after in rounds]
         stretches, updates, begin = [], 0, first
-        for part in itertools.chain(*between_rows):
+        for part in between_rows(self.seen[first:], closings):
             end = begin + part.items
             found = self.repetitions[self.repetitions_before[begin] : self.repetitions_before[end]]
             updates += self.items_before[end] - self.items_before[begin]
@@ -164,26 +156,41 @@ class UnitTracer(Tracer):
         # By number of items: the state but for that of the reporting operator, and the whole one.
         apart: list[Any] = [self.signature(schedule, reporting=False)]
         whole: list[Any] = [self.signature(schedule)]
-        ends, turn = [0], 0
+        closings, turn = [], 0
         for number in range(1, times + 1):
             reported = len(self.items)
             yield from one_by_one(1, make)
             # To compare states costs as much as an item: once one recurs, what follows is known.
             apart.append(apart[-turn] if turn else self.signature(schedule, reporting=False))
             turn = turn or number - apart.index(apart[-1])
-            closed = any(self.items[reported:])
+            closings.append(self.items[reported:])
             # Before a row closes, what the reporting operator holds grows.
-            whole.append(self.signature(schedule) if closed else object())
-            if closed or number == times:
-                ends.append(number)
+            whole.append(self.signature(schedule) if any(closings[-1]) else object())
         self.repeating = False
-        between_rows = [parts_of(apart[a : b + 1]) for a, b in itertools.pairwise(ends)]
-        found = Repetition(tuple(itertools.chain(*between_rows)), closes=False)
+        found = Repetition(between_rows(apart, closings), closes=False)
         closing = Repetition(parts_of(whole), closes=True)
         if closing.items < found.items:
             found = closing
         saved = (times - found.items) * (len(self.items) - before) // times
         self.repetitions.append((found, saved))
+
+
+def between_rows(seen: Sequence[Any], closings: Sequence[Sequence[bool]]) -> tuple[Part, ...]:
+    """Return how items, or rounds, repeat themselves, with no row but at the end of a part.
+
+    Args:
+        seen: the state before the first item and after each, but for the reporting operator's own.
+        closings: by item, for all that reached the reporting operator, whether a row closed then.
+    """
+    ends = {0, len(closings)}
+    for number, closed in enumerate(closings):
+        if any(closed):
+            ends.add(number + 1)
+        # A row that closes within an item is in no scan, so that the item is a part of its own.
+        if any(closed[:-1]):
+            ends.add(number)
+    parts = [parts_of(seen[a : b + 1]) for a, b in itertools.pairwise(sorted(ends))]
+    return tuple(itertools.chain(*parts))
 
 
 def parts_of(seen: Sequence[Any]) -> tuple[Part, ...]:

@@ -152,6 +152,15 @@ def test_operators_of_users_repeat_what_they_make_also_within_what_repeats_itsel
     alike(graph, 24 if per_step < 1 else 144)
 
 
+def test_a_row_that_closes_within_an_item_closes_there_in_a_program():
+    graph = SIXTEEN.insert(after="batch", thrice=Thrice()).set("report.every", 16)
+    (first, *_) = found(graph).stretches
+    (repetition,) = first.repetitions
+    # The 16th of three updates each is the first of the sixth item.
+    assert repetition.parts[:3] == (Part(1, 5), Part(1, 1), Part(1, 4)) and not repetition.closes
+    alike(graph, 144)
+
+
 @dataclass(frozen=True)
 class Sums(fl.Report):
     """Add up what it is given, as operators of users may."""
