@@ -156,14 +156,17 @@ class UnitTracer(Tracer):
         # By number of items: the state but for that of the reporting operator, and the whole one.
         apart: list[Any] = [self.signature(schedule, reporting=False)]
         whole: list[Any] = [self.signature(schedule)]
-        closings, turn = [], 0
+        closings, since, turn = [], 0, 0
         for number in range(1, times + 1):
             reported = len(self.items)
             yield from one_by_one(1, make)
+            closings.append(self.items[reported:])
+            # A row takes what runners gathered, so what follows it is not what followed before.
+            if any(closings[-1]):
+                since, turn = number, 0
             # To compare states costs as much as an item: once one recurs, what follows is known.
             apart.append(apart[-turn] if turn else self.signature(schedule, reporting=False))
-            turn = turn or number - apart.index(apart[-1])
-            closings.append(self.items[reported:])
+            turn = turn or number - apart.index(apart[-1], since)
             # Before a row closes, what the reporting operator holds grows.
             whole.append(self.signature(schedule) if any(closings[-1]) else object())
         self.repeating = False

@@ -189,12 +189,20 @@ def test_a_reporting_operator_of_the_user_s_own_computes_with_what_it_is_given()
     assert len(rows) == 5
 
 
-@pytest.mark.system
-def test_evaluations_between_repeated_updates_are_in_the_same_rows():
-    graph = SIXTEEN.insert(after="sync", play=fl.Evaluate(every=8, episodes=2, max_steps=20))
-    rows = rows_of(graph.set("report.every", 8), 80)
-    assert any("eval/return_mean" in row for row in rows)
-    alike(graph.set("report.every", 8))
+EVALUATED = [
+    # What was played is kept until a row takes it, so the first item after a row differs.
+    (1, 6, scans((1, 2), *[(1, 1), (1, 5)] * 2, (1, 1), (1, 1))),
+    pytest.param(8, 8, scans((8, 2), closes=True), marks=pytest.mark.system),
+]
+
+
+@pytest.mark.parametrize(("every", "row", "expected"), EVALUATED)
+def test_evaluations_between_repeated_updates_are_in_the_same_rows(every, row, expected):
+    play = fl.Evaluate(every=every, episodes=2, max_steps=20)
+    graph = SIXTEEN.insert(after="sync", play=play).set("report.every", row)
+    assert found(graph).stretches[0].repetitions == (expected,)
+    assert any("eval/return_mean" in each for each in rows_of(graph, 80))
+    alike(graph)
 
 
 @pytest.mark.system
