@@ -153,7 +153,7 @@ class ReplayHandle(Handle):
                 self.pending[reader] -= batches * ratio.denominator
 
     def has_capacity(self) -> bool:
-        """Return whether more may be added: only once independent readers have no batch due."""
+        """Return whether more may be added: once independent readers claimed what is due."""
         return not any(map(self.due, self.independent))
 
     def _note_added(self, steps: int) -> None:

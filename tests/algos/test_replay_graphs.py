@@ -677,7 +677,7 @@ def test_networks_are_dueling_where_that_is_asked_for_beside_tuned_settings(grap
 ONCE = DQN | {
     "updates_per_step": 1 / 16,
     "report_every": 2,
-}  # a program unrolls every sample of a round
+}  # one update a round; several are tested in tests/runtime/test_repetitions.py
 FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
 
 
