@@ -16,7 +16,7 @@ from flowrl.core.events import (
     Warned,
     WeightsSent,
 )
-from flowrl.core.items import Batch, Gradients, MultiBatch, Trained
+from flowrl.core.items import Batch, Filling, Gradients, MultiBatch, Trained
 from flowrl.graph.bounds import Bounds
 from flowrl.graph.graph import Chain
 from flowrl.graph.protocols import (
@@ -45,6 +45,7 @@ __all__ = [
     "Ended",
     "Event",
     "Explore",
+    "Filling",
     "Gradients",
     "Handle",
     "LateError",

@@ -190,9 +190,16 @@ def test_a_run_that_is_cut_goes_on_bit_for_bit(name, tmp_path):
     assert str(again.audit()) == str(run.audit())
 
 
+def evaluated(every):
+    play = fl.Evaluate(every=every, episodes=2, max_steps=20)
+    return fl.ppo(JAX, PPO).insert(after="sync", play=play)
+
+
 PROGRAMS = {
     "ppo": (lambda: fl.ppo(JAX, PPO), {}),
     "ppo with many seeds": (lambda: fl.ppo(JAX, PPO), {"seeds": 2}),
+    # The row after which it is cut lies between two evaluations.
+    "ppo with evaluations": (lambda: evaluated(4), {"seeds": 2}),
     "ppo with a sweep": (lambda: fl.ppo(JAX, PPO), {"sweep": fl.Sweep(lr=[1e-3, 1e-4])}),
     "a3c": (lambda: fl.a3c(JAX, small(fl.A3CSettings)), {}),
     "es": (lambda: fl.es(JAX, small(fl.ESSettings, **POPULATION)), {}),

@@ -26,20 +26,34 @@ Array = Any
 class Filling(int):
     """A number in a state that only grows, and on which nothing depends until it reaches `mark`.
 
-    The abstract trace skips the numbers in between.
+    The abstract trace skips the numbers in between, and a program of the xla runtime has one loop
+    for them. An operator that does something with every n-th item holds ``Filling(0, n)``, takes
+    ``Filling.after(count, n)`` with each, and does it where that is 0.
+
+    Args:
+        number: the number.
+        mark: the number from which on something depends on it.
+        turns: how often it reached its mark and began again at 0 (default 0).
     """
 
     mark: int
-    """The number from which on something depends on it."""
+    turns: int
 
-    def __new__(cls, number: int, mark: int) -> Self:
+    def __new__(cls, number: int, mark: int, turns: int = 0) -> Self:
         """Return a number that grows to a mark."""
         self = super().__new__(cls, number)
         self.mark = mark
+        self.turns = turns
         return self
 
+    @classmethod
+    def after(cls, number: int, mark: int) -> Self:
+        """Return one more than a number, which is 0 again where that reaches the mark."""
+        turns = number.turns if isinstance(number, Filling) else 0
+        return cls(number + 1, mark, turns) if number + 1 < mark else cls(0, mark, turns + 1)
+
     def __getnewargs__(self) -> Any:
-        return int(self), self.mark
+        return int(self), self.mark, self.turns
 
 
 @jax.tree_util.register_dataclass

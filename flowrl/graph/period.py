@@ -27,6 +27,30 @@ class Noted(NamedTuple):
     filled: tuple[Filling, ...]
     """The numbers in the state that were filling up."""
 
+    def fits(self, now: Noted) -> int:
+        """Return how often what came since can come again before something happens.
+
+        Args:
+            now: where the trace is, in a state that differs in nothing but what fills up.
+        """
+        pairs = list(zip(self.filled, now.filled, strict=True))
+        # One that began again in between does not do so at the same moment next time.
+        if any(end != begin and end.turns != begin.turns for begin, end in pairs):
+            return 0
+        # What happens at a mark must be seen, so each number stays below its own.
+        left = [(end.mark - 1 - end) // (end - begin) for begin, end in pairs if end > begin]
+        return max(0, min(left, default=0))
+
+    def begins(self, now: Noted) -> bool:
+        """Return whether one of the numbers that grew since does so for the first time."""
+        pairs = zip(self.filled, now.filled, strict=True)
+        return any(end > begin and not end.turns for begin, end in pairs)
+
+    def risen(self, now: Noted, times: int) -> list[Filling]:
+        """Return the numbers that fill up once what came since came again so often."""
+        pairs = zip(self.filled, now.filled, strict=True)
+        return [Filling(end + times * (end - begin), end.mark, end.turns) for begin, end in pairs]
+
 
 class Static(NamedTuple):
     """What is static about a graph's state, without the numbers that fill up."""

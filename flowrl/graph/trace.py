@@ -222,8 +222,9 @@ class Tracer:
         fits, and not run.
         """
         found, patience, most_rounds = self.found, 0, 0
-        search = Search(Noted(self.snapshot(), 0, ()))
-        search.seen[self.signature(schedule)] = search.start
+        static, filled = self.signature(schedule)
+        search = Search(Noted(self.snapshot(), 0, filled))
+        search.seen[static, filled] = search.alike[static] = search.start
         self.between(schedule)
         for rounds_run in itertools.count(1):
             closed_row = self._round(schedule)
@@ -279,8 +280,11 @@ class Tracer:
         search.seen[static, filled] = now
         before = search.alike.pop(static, now)
         if self.skip(schedule, before, now):
-            # Rounds before the skip are no part of a mean over rounds after it.
-            search.start, search.closings = Noted(self.snapshot(), now.lags, ()), []
+            # What fills up for the first time is a beginning: rounds before the skip are no part of
+            # a mean over rounds after it.
+            if before.begins(now):
+                lags = len(self.found.mean_lags)
+                search.start, search.closings = Noted(self.snapshot(), lags, ()), []
         else:
             search.alike[static] = now
         return False
@@ -307,17 +311,16 @@ class Tracer:
         Returns:
             How many repetitions were skipped.
         """
-        rises = [(end, end - begin) for begin, end in zip(before.filled, now.filled, strict=True)]
-        # What happens at a mark must be seen, so each number stays below its own.
-        times = min(((x.mark - 1 - x) // rise for x, rise in rises if rise > 0), default=0)
-        if not times:
+        if not (times := before.fits(now)):
             return 0
         self.did.update(
             {name: times * (number - before.did[name]) for name, number in now.did.items()}
         )
         # In the order in which a signature lists them: operators' states, then those of resources
         # by sorted name, as JAX flattens a dict.
-        raised = iter([Filling(x + times * rise, x.mark) for x, rise in rises])
+        raised = iter(before.risen(now, times))
+        # The mean policy lag is that of all updates.
+        self.found.mean_lags += times * self.found.mean_lags[before.lags : now.lags]
 
         def filled(x: Any) -> Any:
             return next(raised) if isinstance(x, Filling) else x

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from flowrl.core.items import MultiBatch
+from flowrl.core.items import Filling, MultiBatch
 from flowrl.errors import ContractError, SettingError, a
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref
@@ -42,11 +42,11 @@ class AddOpponent(Operator):
 
     def init(self) -> dict[str, int]:
         """Return the items since the last frozen version."""
-        return {"items": 0}
+        return {"items": Filling(0, self.every)}
 
     def step(self, held: dict[str, int], item: Any, ctx: Context) -> Iterator[Any]:
         """Freeze a version with every n-th item, then yield the item."""
-        held["items"] = (held["items"] + 1) % self.every
+        held["items"] = Filling.after(held["items"], self.every)
         if held["items"] == 0:
             ctx[self.league].add()
         yield item
@@ -100,7 +100,7 @@ class ChooseOpponents(Operator):
 
     def init(self) -> dict[str, int]:
         """Return the items since the last choice."""
-        return {"items": 0}
+        return {"items": Filling(0, self.every)}
 
     def step(self, held: dict[str, int], item: Any, ctx: Context) -> Iterator[Any]:
         """Keep the score and choose with every n-th item, then yield the item."""
@@ -109,7 +109,7 @@ class ChooseOpponents(Operator):
                 f"needs the batches of all policies, got {a(item)}; put it right after "
                 "ParallelSample, before any Select"
             )
-        held["items"] = (held["items"] + 1) % self.every
+        held["items"] = Filling.after(held["items"], self.every)
         league = ctx[self.league]
         league.match(item)
         if held["items"] == 0:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flowrl.core.items import Batch, Tally, Trained
+from flowrl.core.items import Batch, Filling, Tally, Trained
 from flowrl.core.texts import amount
 from flowrl.errors import SettingError
 from flowrl.graph.plan import Plan
@@ -142,11 +142,11 @@ class Evaluate(Operator):
 
     def init(self) -> dict[str, int]:
         """Return the number of items since the last evaluation."""
-        return {"items": 0}
+        return {"items": Filling(0, self.every)}
 
     def step(self, held: dict[str, int], item: Any, ctx: Context) -> Iterator[Any]:
         """Evaluate with every n-th item, then yield the item."""
-        held["items"] = (held["items"] + 1) % self.every
+        held["items"] = Filling.after(held["items"], self.every)
         if held["items"] == 0:
             ctx[self.runners].evaluate(self.episodes, self.seed, self.max_steps)
         yield item

@@ -30,15 +30,19 @@ Array = Any
 
 @dataclass
 class Segment:
-    """A part of a run as a function of arrays, and what tracing it once found to be static."""
+    """Rounds of a run as a function of arrays, and what tracing them once found to be static."""
 
     run: Callable[[Sequence[Array], list[Array]], tuple[list[Array], list[Array], Array]]
     """Takes the values of `numbers` first; if it gets none of them, they are constants. It returns
     the arrays of the state, those of the rows, and whether an update was not finite."""
     numbers: tuple[Number, ...]
     """The fractional numbers among the settings that its functions read."""
+    before: Structure
+    """The structure of the state in which it was traced."""
     after: Structure
     """The structure of the state afterwards."""
+    arrays: list[Any]
+    """The shapes of the arrays of the state afterwards."""
     updates: Newest
     """By learner: how many updates it makes."""
     counts: Counts
@@ -47,6 +51,25 @@ class Segment:
     """Where what closed is among the arrays of the rows."""
     rows: int
     """How many Rows close."""
+
+    def values(self) -> list[Array]:
+        """Return the values of its numbers.
+
+        They are weakly typed, as numbers of Python are, and so take on the type of what they meet.
+        """
+        return [jnp.asarray(number.value) for number in self.numbers]
+
+
+@dataclass
+class Program:
+    """A segment, compiled."""
+
+    segment: Segment
+    compiled: Any
+    numbers: list[Array]
+    """What it takes beside the arrays of the state."""
+    turns: int = 1
+    """How many turns its next chunk is to have."""
 
 
 class _Start(NamedTuple):
@@ -60,6 +83,8 @@ class _Start(NamedTuple):
 class _Body(NamedTuple):
     """What tracing the body of a scan found to be static."""
 
+    structure: Structure
+    """The structure of the state after it ran once."""
     updates: Newest
     sources: list[Any]
     """The nodes from which items reached the reporting operator, in order."""
@@ -97,8 +122,8 @@ class Tracing:
         """Run `count` rounds, one after another, and return what closed."""
         return [tally for _ in range(count) for tally in self.schedule.round()]
 
-    def period(self, stretches: Sequence[Stretch]) -> list[Tally]:
-        """Run the steady period, and return what closed.
+    def section(self, stretches: Sequence[Stretch]) -> list[Tally]:
+        """Run a section of the steady period once, and return what closed.
 
         Raises:
             GraphError: the graph does not repeat itself in a program, or a row closes before the
@@ -190,7 +215,13 @@ class Tracing:
         # The body was traced once; it counts as often as it runs.
         back_to(ledger, start.counts)
         add(ledger, one.counts, times)
-        self.state.put(arrays, structure, later(newest, one.updates, times))
+        after = structure.later(structure, one.structure, times)
+        if after is None:
+            raise GraphError(
+                f"{self.loop.graph} does not repeat itself every {what} in a program; a count "
+                "reaches its mark sooner than in its plan"
+            )
+        self.state.put(arrays, after, later(newest, one.updates, times))
         given = list(itertools.chain(*one.packing.turns(stacked, times)))
         if closes:
             self.loop.rows += given
@@ -245,6 +276,7 @@ class Tracing:
             )
         facts.append(
             _Body(
+                structure,
                 later(newest, start.newest, -1),
                 [source for source, _ in received],
                 packing,
@@ -294,6 +326,7 @@ class Tracing:
             inputs: whether it takes the numbers among settings, or has them as constants.
         """
         ledger, before = self.place.ledger, counted(self.place.ledger)
+        seen: list[Structure] = []
         facts: list[Any] = []
 
         def traced(
@@ -308,7 +341,8 @@ class Tracing:
             after, structure_after, updates = self.state.get()
             given, packing = packed(rows)
             counts = since(before, counted(ledger))
-            facts[:] = [structure_after, updates, counts, packing, len(rows)]
+            facts[:] = [updates, counts, packing, len(rows)]
+            seen[:] = [structure_after]
             return strong(after), given, _not_finite(rows)
 
         # A dictionary keeps the order in which they are met, which is that of every trace.
@@ -321,7 +355,7 @@ class Tracing:
             return traced(lambda number: found.setdefault(number, stand_in), arrays)
 
         # Nothing is computed: this only fills `facts` and `found`.
-        jax.eval_shape(first, 1.0, list(arrays))
+        after, *_ = jax.eval_shape(first, 1.0, list(arrays))
         numbers = tuple(found)
 
         def run(
@@ -332,7 +366,7 @@ class Tracing:
             given = dict(zip(numbers, values, strict=True))
             return traced(given.__getitem__, arrays)
 
-        return Segment(run, numbers, *facts)
+        return Segment(run, numbers, structure, seen[0], after, *facts)
 
 
 def chunk(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+import networkx as nx
 
 from flowrl.core.events import OperatorRan
+from flowrl.core.items import Filling
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import one_by_one
+from flowrl.graph.period import ROUNDS, Noted, Static
 from flowrl.graph.protocols import Handle
 from flowrl.graph.stages import Schedule
 from flowrl.graph.trace import Trace, Tracer
@@ -59,6 +64,20 @@ class Stretch:
 
 
 @dataclass(frozen=True)
+class Section:
+    """Rounds of the steady period that are one program, which runs so many times over."""
+
+    stretches: tuple[Stretch, ...]
+    """What they consist of."""
+    times: int = 1
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the program has: those of each stretch are in it once."""
+        return sum(stretch.rounds for stretch in self.stretches)
+
+
+@dataclass(frozen=True)
 class Periodicity:
     """How a graph repeats itself, in rounds of its stages."""
 
@@ -66,16 +85,41 @@ class Periodicity:
     """Rounds before the steady period."""
     period: int
     """Rounds of the steady period, after which the static state is the same again."""
-    stretches: tuple[Stretch, ...]
-    """What a period consists of."""
+    sections: tuple[Section, ...]
+    """What a period consists of. A single one goes on for ever."""
     updates: int
-    """Updates that a program has: those of each stretch, and there of each part of a repetition,
-    are in it once."""
+    """Updates that its programs have: those of each stretch, and there of each part of a
+    repetition, are in it once."""
 
     @property
     def rounds(self) -> int:
-        """Rounds that a program has: those of each stretch are in it once."""
-        return sum(stretch.rounds for stretch in self.stretches)
+        """Rounds that its programs have."""
+        return sum({id(section): section.rounds for section in self.sections}.values())
+
+
+State = tuple[Static, tuple[Filling, ...]]
+"""What is static about the state of a graph, and apart from it the numbers that fill up."""
+
+
+class Round(NamedTuple):
+    """A round that the abstract trace ran."""
+
+    before: State
+    """The state before it, but for that of the reporting operator."""
+    after: State
+    items: list[bool]
+    """By item that reached the reporting operator: whether a row closed with it."""
+    went_on: bool
+    """Whether other nodes did something after the last of these rows."""
+    repetitions: list[tuple[Repetition, int]]
+    """Each repetition, and how many updates of it a program need not have."""
+
+
+class Again(NamedTuple):
+    """Rounds that the trace ran just before and skipped then, as often as nothing else happens."""
+
+    rounds: list[Round | Again]
+    times: int
 
 
 class UnitTracer(Tracer):
@@ -89,34 +133,52 @@ class UnitTracer(Tracer):
 
     def __init__(self, graph: Graph, found: Trace) -> None:
         super().__init__(graph, found.totals)
-        self.seen: list[Any] = []
+        self.timeline: list[Round | Again] = []
+        self.lengths: dict[int, int] = {}
+        """By number of rounds, those that were skipped among them: how long `timeline` was."""
+        self.last: Any = None
+        """The state after the last round; before the first, how it begins."""
         self.reporting = next(node.name for node in graph.nodes if node.op.reports)
         self.items: list[bool] = []
         """By item that reached the reporting operator: whether a row closed with it."""
-        self.items_before: list[int] = []
-        """By round: how many items reached the reporting operator before it."""
         self.closed = False
         """Whether a row closed with the item that the reporting operator is taking."""
+        ancestors = nx.ancestors(graph.digraph(), self.reporting)
+        self.ends = frozenset(map(str, {*ancestors, self.reporting}))
+        """The nodes whose steps may end after a row closed, and have nothing left to do then."""
+        self.went_on = False
+        """Whether other nodes did something after the last row closed."""
         self.repetitions: list[tuple[Repetition, int]] = []
         """Each repetition, and how many updates of it a program need not have."""
-        self.repetitions_before: list[int] = []
-        """By round: how many repetitions came before it."""
         self.repeating = False
         """Whether an item of a repetition is on its way: one within another is none of its own."""
 
     def between(self, schedule: Schedule) -> None:
         """Record the static state between two rounds."""
-        self.seen.append(self.signature(schedule, reporting=False))
-        self.items_before.append(len(self.items))
-        self.repetitions_before.append(len(self.repetitions))
+        before, self.last = self.last, self.signature(schedule, reporting=False)
+        if before is not None:
+            found = Round(before, self.last, self.items, self.went_on, self.repetitions)
+            self.timeline.append(found)
+            self.items, self.repetitions = [], []
+        self.lengths[self.did[ROUNDS]] = len(self.timeline)
+
+    def skip(self, schedule: Schedule, before: Noted, now: Noted) -> int:
+        """Skip repetitions of what lies between two states, and note which these are."""
+        rounds = self.timeline[self.lengths[before.did[ROUNDS]] :]
+        if times := super().skip(schedule, before, now):
+            self.timeline.append(Again(rounds, times))
+            self.lengths[self.did[ROUNDS]] = len(self.timeline)
+            self.last = self.signature(schedule, reporting=False)
+        return times
 
     def watch(self, event: OperatorRan) -> None:
         """Note what a node yielded, and with which items rows close."""
         super().watch(event)
         if event.node != self.reporting:
+            self.went_on |= event.item is not None or event.node not in self.ends
             return
         if event.item is not None:
-            self.closed = True
+            self.closed, self.went_on = True, False
             return
         # A step ends with None.
         self.items.append(self.closed)
@@ -124,18 +186,10 @@ class UnitTracer(Tracer):
 
     def of_period(self, warmup: int, period: int) -> Periodicity:
         """Return how the last rounds that were traced repeat themselves."""
-        first = len(self.seen) - 1 - period
-        rounds = itertools.pairwise(self.items_before[first:])
-        closings = [self.items[before:after] for before, after in rounds]
-        stretches, updates, begin = [], 0, first
-        for part in between_rows(self.seen[first:], closings):
-            end = begin + part.items
-            found = self.repetitions[self.repetitions_before[begin] : self.repetitions_before[end]]
-            updates += self.items_before[end] - self.items_before[begin]
-            updates -= sum(saved for _, saved in found)
-            stretches.append(Stretch(part.items, part.times, tuple(each for each, _ in found)))
-            begin += part.items * part.times
-        return Periodicity(warmup, period, tuple(stretches), updates)
+        found = list(sections_of(self.timeline[self.lengths[warmup] :]))
+        # A section that comes again is there once.
+        updates = sum({id(section): number for section, number in found}.values())
+        return Periodicity(warmup, period, tuple(section for section, _ in found), updates)
 
     # -- items that repeat themselves
 
@@ -160,7 +214,7 @@ class UnitTracer(Tracer):
         for number in range(1, times + 1):
             reported = len(self.items)
             yield from one_by_one(1, make)
-            closings.append(self.items[reported:])
+            closings.append(closings_of(self.items[reported:], self.went_on))
             # A row takes what runners gathered, so what follows it is not what followed before.
             if any(closings[-1]):
                 since, turn = number, 0
@@ -168,22 +222,74 @@ class UnitTracer(Tracer):
             apart.append(apart[-turn] if turn else self.signature(schedule, reporting=False))
             turn = turn or number - apart.index(apart[-1], since)
             # Before a row closes, what the reporting operator holds grows.
-            whole.append(self.signature(schedule) if any(closings[-1]) else object())
+            whole.append(self.signature(schedule) if any(closings[-1]) else (object(), ()))
         self.repeating = False
         found = Repetition(between_rows(apart, closings), closes=False)
-        closing = Repetition(parts_of(whole), closes=True)
+        closing = Repetition(fewest(whole), closes=True)
         if closing.items < found.items:
             found = closing
         saved = (times - found.items) * (len(self.items) - before) // times
         self.repetitions.append((found, saved))
 
 
-def between_rows(seen: Sequence[Any], closings: Sequence[Sequence[bool]]) -> tuple[Part, ...]:
+def sections_of(timeline: Sequence[Round | Again]) -> Iterator[tuple[Section, int]]:
+    """Yield how rounds repeat themselves, and of each section how many updates it has.
+
+    Args:
+        timeline: the rounds, one after another.
+    """
+    folded: list[Round | Again] = []
+    for each in timeline:
+        if not isinstance(each, Again):
+            folded.append(each)
+            continue
+        # The rounds that came again stand before it, unless the timeline begins in between.
+        first = len(folded) - len(each.rounds)
+        same = first >= 0 and all(map(operator.is_, folded[first:], each.rounds))
+        if same:
+            del folded[first:]
+        folded.append(Again(each.rounds, each.times + same))
+    for again, group in itertools.groupby(folded, lambda each: isinstance(each, Again)):
+        if not again:
+            yield _section(cast("list[Round]", list(group)), 1)
+            continue
+        for rounds, times in cast("Iterator[Again]", group):
+            if any(isinstance(each, Again) for each in rounds):
+                yield from times * list(sections_of(rounds))
+            else:
+                yield _section(cast("list[Round]", rounds), times)
+
+
+def _section(rounds: list[Round], times: int) -> tuple[Section, int]:
+    """Return rounds that were all run as a section, and how many updates it has."""
+    found, updates, begin = [], 0, 0
+    seen = [rounds[0].before, *(each.after for each in rounds)]
+    closings = [closings_of(each.items, each.went_on) for each in rounds]
+    for part in between_rows(seen, closings):
+        once = rounds[begin : begin + part.items]
+        repetitions = list(itertools.chain(*(each.repetitions for each in once)))
+        updates += sum(len(each.items) for each in once) - sum(saved for _, saved in repetitions)
+        found.append(Stretch(part.items, part.times, tuple(each for each, _ in repetitions)))
+        begin += part.items * part.times
+    return Section(tuple(found), times), updates
+
+
+def closings_of(items: list[bool], went_on: bool) -> list[bool]:
+    """Return by item whether a row closed with it.
+
+    Where something came after the last of these rows, there is one item more, with which none
+    closed: the resources are no longer as they were when the row closed.
+    """
+    return [*items, False] if any(items) and went_on else items
+
+
+def between_rows(seen: Sequence[State], closings: Sequence[Sequence[bool]]) -> tuple[Part, ...]:
     """Return how items, or rounds, repeat themselves, with no row but at the end of a part.
 
     Args:
         seen: the state before the first item and after each, but for the reporting operator's own.
-        closings: by item, for all that reached the reporting operator, whether a row closed then.
+        closings: by item, for all that reached the reporting operator, whether a row closed then,
+            as `closings_of` returns it.
     """
     ends = {0, len(closings)}
     for number, closed in enumerate(closings):
@@ -192,8 +298,34 @@ def between_rows(seen: Sequence[Any], closings: Sequence[Sequence[bool]]) -> tup
         # A row that closes within an item is in no scan, so that the item is a part of its own.
         if any(closed[:-1]):
             ends.add(number)
-    parts = [parts_of(seen[a : b + 1]) for a, b in itertools.pairwise(sorted(ends))]
-    return tuple(itertools.chain(*parts))
+    return _within(sorted(ends), seen, fewest)
+
+
+def _within(
+    ends: Sequence[int], seen: Sequence[Any], parts: Callable[[Sequence[Any]], tuple[Part, ...]]
+) -> tuple[Part, ...]:
+    """Return the parts of the items between these ends, one after another."""
+    each = [parts(seen[a : b + 1]) for a, b in itertools.pairwise(ends)]
+    return tuple(itertools.chain(*each))
+
+
+def _began_again(before: State, after: State) -> bool:
+    """Return whether a number that fills up began again between two states."""
+    return [x.turns for x in before[1]] != [x.turns for x in after[1]]
+
+
+def fewest(seen: Sequence[State]) -> tuple[Part, ...]:
+    """Return how items repeat themselves, in as few different ones as can be.
+
+    Until one of the numbers that fill up begins again, what they are makes no difference.
+
+    Args:
+        seen: the state before the first item and after each.
+    """
+    begun = [item for item, pair in enumerate(itertools.pairwise(seen)) if _began_again(*pair)]
+    ends = {0, len(seen) - 1, *begun, *(item + 1 for item in begun)}
+    apart = _within(sorted(ends), [static for static, _ in seen], parts_of)
+    return min(parts_of(seen), apart, key=lambda parts: sum(part.items for part in parts))
 
 
 def parts_of(seen: Sequence[Any]) -> tuple[Part, ...]:

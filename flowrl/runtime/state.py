@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flowrl.core.items import Filling
 from flowrl.graph.graph import Graph
 from flowrl.graph.period import is_counter
 from flowrl.graph.stages import Schedule
@@ -27,7 +28,32 @@ class Structure:
     """The tree structure."""
     static: tuple[tuple[Any, ...], ...]
     """By leaf, its kind and what is static about it: ``age``, the learner and the age of a policy
-    version; ``array``, shape and dtype of an array of JAX; ``value``, any other value itself."""
+    version; ``array``, shape and dtype of an array of JAX; ``filling``, its mark and whether that
+    is reached; ``value``, any other value itself."""
+    filled: tuple[Filling, ...] = field(compare=False)
+    """The numbers that fill up: rounds that start with other ones do the same, until a mark."""
+
+    def later(self, before: Structure, after: Structure, times: int) -> Structure | None:
+        """Return the structure after some work that begins in this one, if it is what was traced.
+
+        It is not where a number that fills up reaches its mark otherwise.
+
+        Args:
+            before: the structure in which it was traced.
+            after: the structure after it ran once there.
+            times: how often it runs.
+        """
+        if before != self or (times > 1 and after != before):
+            return None
+        filled = []
+        for now, begin, end in zip(self.filled, before.filled, after.filled, strict=True):
+            last = now + times * (end - begin)
+            # What begins again within the work does so at the same moment from the same number.
+            turns = end.turns != begin.turns and (now != begin or (times > 1 and end != begin))
+            if turns or (end > begin and last >= end.mark):
+                return None
+            filled.append(Filling(last, end.mark, end.turns))
+        return replace(after if times else self, filled=tuple(filled))
 
 
 class State:
@@ -74,6 +100,7 @@ class State:
         paths, tree = jax.tree_util.tree_flatten_with_path(self._tree())
         newest = self.version_owners.newest(paths)
         arrays: list[Array] = []
+        filled: list[Filling] = []
         static: list[tuple[Any, ...]] = []
         for path, leaf in paths:
             x = jnp.asarray(leaf) if is_counter(path, leaf) else leaf
@@ -83,17 +110,22 @@ class State:
             elif isinstance(x, jax.Array):
                 arrays.append(x)
                 static.append(("array", x.shape, str(x.dtype)))
+            elif isinstance(x, Filling):
+                filled.append(x)
+                static.append(("filling", x.mark, x >= x.mark))
             else:
                 static.append(("value", _comparable(x)))
-        return arrays, Structure(tree, tuple(static)), newest
+        return arrays, Structure(tree, tuple(static), tuple(filled)), newest
 
     def put(self, arrays: Sequence[Array], structure: Structure, newest: Newest) -> None:
         """Set the state to one that `get` returned, or to one of the same structure."""
-        remaining = iter(arrays)
+        remaining, filled = iter(arrays), iter(structure.filled)
         leaves = []
         for kind, *facts in structure.static:
             if kind == "array":
                 leaves.append(next(remaining))
+            elif kind == "filling":
+                leaves.append(next(filled))
             elif kind == "value":
                 leaves.append(_restored(facts[0]))
             else:
@@ -138,6 +170,8 @@ def differing(a: Structure, b: Structure) -> str:
     """Return where two unequal structures differ, for a message: what `a` had there, and `b`."""
     if a.tree != b.tree:
         return "what its operators hold has another tree structure"
+    if a.static == b.static:
+        return f"its counts were at {[*map(int, a.filled)]} and became {[*map(int, b.filled)]}"
     pairs = zip(a.static, b.static, strict=True)
     at = next(i for i, (before, after) in enumerate(pairs) if before != after)
     numbered = jax.tree.unflatten(a.tree, range(len(a.static)))

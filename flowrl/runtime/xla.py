@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,30 +29,31 @@ from flowrl.graph.versions import later
 from flowrl.runtime.base import Session, check_positive
 from flowrl.runtime.counted import add
 from flowrl.runtime.fusable import NOT_TRACEABLE, described, fusable, refuse
-from flowrl.runtime.fused import Segment, Tracing, chunk
+from flowrl.runtime.fused import Program, Segment, Tracing, chunk
 from flowrl.runtime.inline import InlineSite, ProgramPlace
 from flowrl.runtime.members import MemberRows, Members, Sweep, swept_graph, swept_numbers
-from flowrl.runtime.periodicity import Periodicity
-from flowrl.runtime.state import differing, strong
+from flowrl.runtime.periodicity import Periodicity, Section
+from flowrl.runtime.state import Structure, differing, strong
 
 Array = Any
 MOST = 256
-"""Periods in a chunk at most, where `XlaRuntime.chunk` gives no number."""
+"""Turns of a section in a chunk at most, where `XlaRuntime.chunk` gives no number."""
 SECONDS = 0.5
 """About how long a chunk takes: rows come this often, and an interrupt is heeded this soon."""
 
 
 class Fused(Turns):
-    """Runs a graph as a program of its steady period, which goes on in chunks.
+    """Runs a graph as programs of its steady period, which go on in chunks.
 
-    The rounds before the steady period run function by function.
+    Each section of the period is one program. The rounds before the steady period run function by
+    function.
     """
 
-    lasting = ("warmup_left",)
+    lasting = ("warmup_left", "section", "turn")
     # The state of many runs is kept as arrays beside that of the best one, which handles show.
     remade = (
         *Turns.remade, "graph", "place", "members", "best", "periodicity", "chunk_size",
-        "next_periods", "compiled", "numbers", "period", "tracing", "arrays", "structure", "newest",
+        "programs", "segments", "tracing", "arrays", "structure", "newest",
     )  # fmt: skip
 
     def __init__(
@@ -74,7 +75,7 @@ class Fused(Turns):
             members: which runs there are.
             best: returns which of many runs to show.
             periodicity: how the graph repeats itself.
-            chunk: periods in a chunk; None for as many as take about `SECONDS`.
+            chunk: turns of a section in a chunk; None for as many as take about `SECONDS`.
         """
         self.graph = graph
         self.place = place
@@ -85,12 +86,12 @@ class Fused(Turns):
         self.chunk_size = chunk
         self.clock = Clock("outside")
         self.clocks = {"this process": self.clock}
-        self.next_periods = 1
-        """How many periods the next chunk is to have."""
-        self.compiled: Any = None
-        self.numbers: list[Array] = []
-        """What the compiled program takes beside the arrays of the state."""
-        self.period: Segment | None = None
+        self.section, self.turn = 0, 0
+        """The section of the steady period that is next, and how often it ran already."""
+        self.segments: list[tuple[Section, Segment]] = []
+        """What was traced: a section once for each state from which it does something else."""
+        self.programs: dict[int, Program] = {}
+        """What was compiled, by the identity of its segment."""
         self.warmup_left = periodicity.warmup
         """Rounds that still come before the steady period."""
         with By(self.clock), START:
@@ -128,26 +129,32 @@ class Fused(Turns):
         ]
 
     def _trace(self) -> None:
-        """Trace the steady period.
+        """Trace the steady period, from where it is.
 
         Raises:
             CheckError: an operator can't be traced. `refused` does not see one that runs only after
                 a long warm-up.
-            GraphError: the period does not end in the state that it began with.
+            GraphError: a section does not end in the state that it, or the next one, begins with.
             SettingError: a swept setting is not read as a number.
         """
-        one_run = (
+        structure, sections = self.structure, self.periodicity.sections
+        arrays = (
             [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in self.arrays]
             if self.members.many
             else self.arrays
         )
-        try:
-            self.period = self._steady_period(one_run, inputs=True)
-        except BdbQuit:
-            raise
-        except Exception:  # noqa: BLE001 - if it is an operator's own it comes again below
-            # Python may decide by a number, which is then a constant, as all others are.
-            self.period = self._steady_period(one_run, inputs=False)
+        done = self.turn
+        for section in (*sections[self.section :], *sections[: self.section]):
+            times, done = section.times - done, 0
+            made = self._traced(section, structure, times)
+            if made is None:
+                made = self._segment(section, structure, arrays)
+                self.segments.append((section, made))
+            structure = self._later(structure, made, times)
+            arrays = made.arrays
+        structure = self._later(structure, self.segments[0][1], self.turn)
+        if (structure, structure.filled) != (self.structure, self.structure.filled):
+            raise self._comes_not_back(self.structure, structure)
         # A setting that Python read as a plain number had the first run's value in all runs.
         if unread := sorted(set(swept_numbers(self.graph)) - self.place.site.swept.read):
             raise SettingError(
@@ -156,27 +163,48 @@ class Fused(Turns):
                 self.graph.name,
             )
 
-    def _steady_period(self, arrays: list[Any], inputs: bool) -> Segment:
-        """Return the period as a function of arrays.
+    def _segment(self, section: Section, structure: Structure, arrays: list[Any]) -> Segment:
+        """Return a section as a function of arrays.
 
         Args:
+            section: the section.
+            structure: of the state in which it begins.
             arrays: of the state of one run.
-            inputs: whether it takes the numbers among settings, or has them as constants.
         """
-        work = partial(self.tracing.period, self.periodicity.stretches)
-        try:
+        work = partial(self.tracing.section, section.stretches)
+
+        def traced(inputs: bool) -> Segment:
             with self.tracing.apart(), self.place.stream.muted():
-                made = self.tracing.segment(self.structure, arrays, work, inputs)
+                return self.tracing.segment(structure, arrays, work, inputs)
+
+        try:
+            try:
+                return traced(inputs=True)
+            except BdbQuit:
+                raise
+            except Exception:  # noqa: BLE001 - if it is an operator's own it comes again below
+                # Python may decide by a number, which is then a constant, as all others are.
+                return traced(inputs=False)
         except NOT_TRACEABLE as error:
             node = f"{self.graph.name}.{self.place.ledger.at.node}"
             raise CheckError(self.graph.name, [f"{node}: {described(error)}"]) from error
-        if made.after != self.structure:
-            where = differing(self.structure, made.after)
-            raise GraphError(
-                f"its program does not come back to the state from which it started: {where}",
-                self.graph.name,
-            )
-        return made
+
+    def _traced(self, section: Section, structure: Structure, times: int) -> Segment | None:
+        """Return what was traced of a section, if it does the same from a state."""
+        for same, made in self.segments:
+            if same == section and structure.later(made.before, made.after, times):
+                return made
+        return None
+
+    def _later(self, structure: Structure, made: Segment, times: int) -> Structure:
+        """Return the structure after a segment ran so many times, or raise an error."""
+        if (later := structure.later(made.before, made.after, times)) is None:
+            raise self._comes_not_back(made.before, made.after)
+        return later
+
+    def _comes_not_back(self, before: Structure, after: Structure) -> GraphError:
+        what = "its program does not come back to the state from which it started"
+        return GraphError(f"{what}: {differing(before, after)}", self.graph.name)
 
     def keep(self) -> Any:
         """Return what lasts: of many runs the arrays of all of them, too."""
@@ -184,7 +212,8 @@ class Fused(Turns):
 
     def take(self, state: Any) -> None:
         """Go on with the state that all resources took."""
-        super().take(state)
+        # Older runs have kept no section: they had one.
+        super().take({"section": 0, "turn": 0, **state})
         # The program carries these on, which may be plain numbers of the run that is shown.
         self.place.seed, swept = jnp.asarray(self.place.seed), self.place.site.swept
         swept.update({name: jnp.asarray(value) for name, value in swept.items()})
@@ -192,7 +221,7 @@ class Fused(Turns):
         if self.members.many:
             arrays = state["many"]
         self.arrays = self._laid_out(strong(arrays))
-        self.compiled = self.period = None
+        self._forget()
         self._show()
 
     def change(self, work: Callable[[], None]) -> None:
@@ -209,9 +238,14 @@ class Fused(Turns):
         changed = (jax.vmap(one_run) if self.members.many else one_run)(self.arrays)
         self.arrays = self._laid_out(changed)
         if seen[0] != self.structure:
-            self.compiled = self.period = None
+            self._forget()
         self.structure, self.newest = seen
         self._show()
+
+    def _forget(self) -> None:
+        """Let the programs be traced from the present state."""
+        self.segments.clear()
+        self.programs.clear()
 
     def _show(self) -> None:
         """Let the handles hold the present state; of many runs that of the best."""
@@ -271,27 +305,34 @@ class Fused(Turns):
         self._show()
         return tallies
 
-    def _program(self) -> tuple[Segment, Any]:
-        """Return the steady period and its compiled program, made at the first call."""
-        if self.period is None:
+    def _program(self, section: Section) -> Program:
+        """Return the program of a section from the present state; it is compiled when it is due.
+
+        Raises:
+            GraphError: the section was not traced from such a state.
+        """
+        if not self.segments:
             with START:
                 self._trace()
-        period = cast("Segment", self.period)
-        if self.compiled is None:
+        segment = self._traced(section, self.structure, section.times - self.turn)
+        if segment is None:
+            raise self._comes_not_back(self.segments[0][1].before, self.structure)
+        if id(segment) not in self.programs:
             with START, self.tracing.apart():
                 # The program reuses the memory of its arguments, so no two may be the same array.
                 self.arrays = [jnp.array(x) for x in self.arrays]
-                key, lower = self._key(period), partial(self._lower, period)
-                self.compiled, takes_numbers = program_of(key, self._layout(), lower)
-                self.numbers = _values(period) if takes_numbers else []
-        return period, self.compiled
+                key, lower = self._key(section, segment), partial(self._lower, segment)
+                compiled, takes_numbers = program_of(key, self._layout(), lower)
+                numbers = segment.values() if takes_numbers else []
+            self.programs[id(segment)] = Program(segment, compiled, numbers)
+        return self.programs[id(segment)]
 
     def _layout(self) -> tuple[tuple[Any, ...], ...]:
         """Return, by array of the state, its shape, its type and how it is split over devices."""
         return tuple((x.shape, str(x.dtype), x.sharding) for x in self.arrays)
 
-    def _key(self, period: Segment) -> Any:
-        """Return all that the program is made from: equal keys mean the same program.
+    def _key(self, section: Section, segment: Segment) -> Any:
+        """Return all that a program is made from: equal keys mean the same program.
 
         The seed is no part of it. The graph's text distinguishes fields that Python takes for
         equal, such as 1 and 1.0. Where an operator or resource is no frozen value, its fields may
@@ -305,14 +346,15 @@ class Fused(Turns):
         swept = tuple(sorted(self.members.values[0].items()))
         precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
         size = self.chunk_size or MOST
-        steady = self.periodicity, self.structure, self._layout(), self.members.many, swept, size
-        return self.graph, str(self.graph), precision, period.numbers, *steady
+        before, many = segment.before, self.members.many
+        steady = section.stretches, before, before.filled, self._layout(), many, swept, size
+        return self.graph, str(self.graph), precision, segment.numbers, *steady
 
-    def _lower(self, period: Segment, takes_numbers: bool) -> Any:
+    def _lower(self, segment: Segment, takes_numbers: bool) -> Any:
         """Return the program as JAX gives it to XLA.
 
         Args:
-            period: the steady period.
+            segment: a section of the steady period.
             takes_numbers: whether it takes the numbers among settings, or has them as constants.
         """
         # Arrays leave the program laid out over the devices as they entered it, or the next chunk
@@ -324,51 +366,53 @@ class Fused(Turns):
         )
         # What is not used is kept as well, so that the text says which input is which.
         program = jax.jit(
-            partial(chunk, period, self.members.many, self.chunk_size or MOST),
+            partial(chunk, segment, self.members.many, self.chunk_size or MOST),
             donate_argnums=0,
             out_shardings=laid_out,
             keep_unused=True,
         )
-        numbers = _values(period) if takes_numbers else []
+        numbers = segment.values() if takes_numbers else []
         return program.lower(self.arrays, np.int32(1), numbers)
 
     def _chunk(self, most: float) -> list[Tally]:
-        """Run a chunk of the steady period, and return what closed.
+        """Run a chunk of a section, and return what closed.
 
         Args:
             most: how many rows are still wanted.
         """
-        period, compiled = self._program()
-        periods = self.chunk_size or math.ceil(min(self.next_periods, most / period.rows, MOST))
+        section = self.periodicity.sections[self.section]
+        program = self._program(section)
+        segment = program.segment
+        wanted = math.ceil(min(program.turns, most / max(1, segment.rows), MOST))
+        turns = self.chunk_size or wanted
+        if len(self.periodicity.sections) > 1:
+            turns = min(turns, section.times - self.turn)
         began = time.perf_counter()
         with UPDATE:
             # The program reuses the memory of the old arrays.
-            done, self.arrays, rows = compiled(self.arrays, np.int32(periods), self.numbers)
+            takes = self.arrays, np.int32(turns), program.numbers
+            done, self.arrays, rows = program.compiled(*takes)
             done, rows = int(done), jax.device_get(rows)
-        add(self.place.ledger, period.counts, done)
-        self.newest = later(self.newest, period.updates, done)
+        add(self.place.ledger, segment.counts, done)
+        self.newest = later(self.newest, segment.updates, done)
+        self.structure = self._later(self.structure, segment, done)
+        self.turn += done
+        if self.turn >= section.times:
+            self.section, self.turn = (self.section + 1) % len(self.periodicity.sections), 0
         # Of many runs the state is shown when somebody asks: the best one is known only then.
         if not self.members.many:
             self._show()
         seconds_each = (time.perf_counter() - began) / max(done, 1)
         # A chunk is at most four times the last one, since the time of a short one says little
         # about a long one.
-        self.next_periods = max(1, min(int(SECONDS / seconds_each), 4 * self.next_periods))
+        program.turns = max(1, min(int(SECONDS / seconds_each), 4 * program.turns))
         # Of many runs the first axis is that of the runs.
         runs = (slice(None),) * self.members.many
 
         def closed(i: int) -> list[Tally]:
-            return list(period.packing.unpacked(lambda n, index: rows[n][(i, *runs, *index)]))
+            return list(segment.packing.unpacked(lambda n, index: rows[n][(i, *runs, *index)]))
 
         return list(itertools.chain.from_iterable(map(closed, range(done))))
-
-
-def _values(period: Segment) -> list[Array]:
-    """Return the values of the numbers that a period takes.
-
-    They are weakly typed, as numbers of Python are, and so take on the type of what they meet.
-    """
-    return [jnp.asarray(number.value) for number in period.numbers]
 
 
 @dataclass(frozen=True)

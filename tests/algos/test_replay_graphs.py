@@ -24,7 +24,7 @@ from flowrl.core.events import OperatorRan, Tap
 from flowrl.graph import trace
 from flowrl.graph.stages import Schedule
 from flowrl.replay.ring import Ring
-from flowrl.runtime.periodicity import Periodicity, Stretch, periodicity
+from flowrl.runtime.periodicity import Periodicity, Section, Stretch, periodicity
 
 SMALL = fl.Policy(fl.networks.QNetwork, hidden=(8,))
 DQN = {
@@ -727,7 +727,7 @@ def test_a_program_does_what_the_local_runtime_does(graph):
 def test_a_program_does_not_spell_out_what_a_counter_decides():
     graph = FUSED.set("target.every", 1_001).compile()
     assert periodicity(graph.graph, graph.found) == Periodicity(
-        warmup=5, period=2, stretches=(Stretch(1, 2),), updates=1
+        warmup=5, period=2, sections=(Section((Stretch(1, 2),)),), updates=1
     )
 
 

@@ -32,6 +32,11 @@ def found(graph):
     return periodicity(graph, graph.compile().found)
 
 
+def stretches(graph):
+    (section,) = found(graph).sections
+    return section.stretches
+
+
 @pytest.mark.parametrize(
     ("seen", "parts"),
     [
@@ -77,7 +82,7 @@ REPETITIONS = {
 
 @pytest.mark.parametrize("name", REPETITIONS)
 def test_a_program_has_updates_that_are_alike_once(name):
-    assert list(found(changed(name)).stretches) == REPETITIONS[name][1]
+    assert list(stretches(changed(name))) == REPETITIONS[name][1]
 
 
 def changed(name):
@@ -148,13 +153,13 @@ def test_operators_of_users_repeat_what_they_make_also_within_what_repeats_itsel
 ):
     graph = SIXTEEN.insert(after="batch", thrice=Thrice()).set("batch.updates_per_step", per_step)
     graph = graph.set("report.every", 3)
-    assert [stretch.repetitions for stretch in found(graph).stretches] == [(expected,)]
+    assert [stretch.repetitions for stretch in stretches(graph)] == [(expected,)]
     alike(graph, 24 if per_step < 1 else 144)
 
 
 def test_a_row_that_closes_within_an_item_closes_there_in_a_program():
     graph = SIXTEEN.insert(after="batch", thrice=Thrice()).set("report.every", 16)
-    (first, *_) = found(graph).stretches
+    (first, *_) = stretches(graph)
     (repetition,) = first.repetitions
     # The 16th of three updates each is the first of the sixth item.
     assert repetition.parts[:3] == (Part(1, 5), Part(1, 1), Part(1, 4)) and not repetition.closes
@@ -200,9 +205,28 @@ EVALUATED = [
 def test_evaluations_between_repeated_updates_are_in_the_same_rows(every, row, expected):
     play = fl.Evaluate(every=every, episodes=2, max_steps=20)
     graph = SIXTEEN.insert(after="sync", play=play).set("report.every", row)
-    assert found(graph).stretches[0].repetitions == (expected,)
+    assert stretches(graph)[0].repetitions == (expected,)
     assert any("eval/return_mean" in each for each in rows_of(graph, 80))
     alike(graph)
+
+
+@pytest.mark.parametrize(
+    ("after", "every", "row", "per_step"),
+    [
+        pytest.param("sync", 8, 8, 1, marks=pytest.mark.system),
+        pytest.param("sync", 4, 12, 0.75, marks=pytest.mark.system),
+        ("sample", 1, 32, 1),
+    ],
+    ids=["item", "last item", "round"],
+)
+def test_what_follows_a_row_in_its_item_or_round_is_in_the_next_row(after, every, row, per_step):
+    play = fl.Evaluate(every=every, episodes=2, max_steps=20)
+    # The branch to it is the node's last one, after that to the reporting operator.
+    graph = SIXTEEN.then(after=after, play=play).set("report.every", row)
+    graph = graph.set("batch.updates_per_step", per_step)
+    first, second, *_ = rows_of(graph, 80)
+    assert ("eval/return_mean" in first) == (row > 8) and "eval/return_mean" in second
+    alike(graph, 60)
 
 
 @pytest.mark.system
@@ -220,7 +244,8 @@ def test_a_row_of_many_updates_takes_no_more_arrays_out_of_a_program_than_one_of
             while turns.warmup_left:
                 turns.round(1)
             turns._trace()
-            packing = turns.period.packing
+            ((_, segment),) = turns.segments
+            packing = segment.packing
         arrays.append(len({number for number, _ in packing.leaves}))
         assert len(packing.leaves) > every
     assert arrays[0] == arrays[1] < 32

@@ -20,7 +20,7 @@ from flowrl.core.arguments import Argument, Values, substituted
 from flowrl.core.xla_threads import clients
 from flowrl.runtime.fusable import program_report
 from flowrl.runtime.members import Members
-from flowrl.runtime.periodicity import Periodicity, Stretch, periodicity
+from flowrl.runtime.periodicity import Periodicity, Section, Stretch, periodicity
 from flowrl.runtime.rows import RowMaker
 
 ENV = "gymnax:CartPole-v1"
@@ -757,27 +757,26 @@ THRICE = (
 )
 
 
+def one(warmup, period, *stretches, updates):
+    return Periodicity(warmup, period, (Section(stretches),), updates)
+
+
 @pytest.mark.parametrize(
     ("graph", "expected"),
     [
-        (PPO, Periodicity(0, 1, (Stretch(1, 1),), 1)),
-        (PPO.set("report.every", 6), Periodicity(0, 6, (Stretch(1, 6),), 1)),
+        (PPO, one(0, 1, Stretch(1, 1), updates=1)),
+        (PPO.set("report.every", 6), one(0, 6, Stretch(1, 6), updates=1)),
         (
             PPO.set("sync.every", 2)
             .set("learner.loss", fl.losses.VTraceLoss())
             .remove("adv", "norm")
             .set("report.every", 6),
-            Periodicity(0, 6, (Stretch(2, 3),), 2),
+            one(0, 6, Stretch(2, 3), updates=2),
         ),
-        (GRAPHS["impala"].set("report.every", 3), Periodicity(6, 6, (Stretch(2, 3),), 1)),
+        (GRAPHS["impala"].set("report.every", 3), one(6, 6, Stretch(2, 3), updates=1)),
         (
             THRICE.set("report.every", 13),
-            Periodicity(
-                0,
-                13,
-                (Stretch(1, 4), Stretch(1, 1), Stretch(1, 3), Stretch(1, 1), Stretch(1, 4)),
-                15,
-            ),
+            one(0, 13, *(Stretch(1, n) for n in (4, 1, 3, 1, 4)), updates=15),
         ),
     ],
     ids=["a row", "rows of six", "every other", "queue", "rows within rounds"],
