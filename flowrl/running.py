@@ -25,6 +25,7 @@ from flowrl.graph.plan import Plan
 from flowrl.graph.refs import resource_and_part
 from flowrl.learner.learner import Learner, LearnerHandle
 from flowrl.observe.about import FILE, about, ending, goal_of, to_text
+from flowrl.observe.advice import advice
 from flowrl.observe.explain import Explanation, explain
 from flowrl.observe.goal import reaches
 from flowrl.observe.initial import Init, beginning
@@ -37,7 +38,6 @@ from flowrl.observe.tracing import Tracing
 from flowrl.observe.trained import TrainedPolicy
 from flowrl.ops.report import Report
 from flowrl.rl.policies import Weights
-from flowrl.rollout.runners import Runners
 from flowrl.runtime.audit import Audit
 from flowrl.runtime.base import Runtime
 from flowrl.runtime.closing import interrupts_wait, noting
@@ -127,9 +127,8 @@ class Run:
         try:
             if self._saver is not None and self._saver.warning:
                 self._stream.emit(Warned(self._saver.warning))
-            for name, resource in self.graph.resources.items():
-                if isinstance(resource, Runners) and (advice := resource.advice()):
-                    self._stream.emit(Warned(f"{name}: {advice}"))
+            for text in advice(self.graph.resources):
+                self._stream.emit(Warned(text))
             with rarely_collected():
                 self._session = self._runtime.open(self.plan, self._seed, self._stream)
         except BaseException as error:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import NormalizeObservation
+from gymnasium.wrappers.vector import NormalizeObservation as NormalizeVector
 
 from flowrl.envs.agents import PETTINGZOO, Agents, Maker, agents_of, make_pettingzoo
 from flowrl.envs.bringing_back import retraced
@@ -354,6 +356,10 @@ class Probed(NamedTuple):
     """Itself, if it is one written in JAX."""
     agents: Mapping[str, Spaces] | None = None
     """The spaces of its agents by name; None where there is but one."""
+    skips: bool = False
+    """Whether it is a vector of which some columns' steps are skipped where episodes end."""
+    own_moments: bool = False
+    """Whether it normalises observations by moments of its own."""
 
     @property
     def first(self) -> Spaces:
@@ -376,6 +382,16 @@ def _spaces(env: Make, observation: Any, action: Any) -> Spaces:
     return Spaces(observation, action)
 
 
+def _has_moments(env: Any) -> bool:
+    """Return whether one of the wrappers of an environment normalises observations."""
+    while env is not None:
+        if isinstance(env, NormalizeObservation | NormalizeVector):
+            return True
+        # Within a vector there are several, which are alike.
+        env = getattr(env, "env", None) or next(iter(getattr(env, "envs", ())), None)
+    return False
+
+
 def probe(
     env: Make, wrappers: tuple[Callable[[Any], Any], ...], settings: Mapping[str, Any]
 ) -> Probed:
@@ -395,11 +411,13 @@ def probe(
         if isinstance(made, VectorEnv):
             spaces = _spaces(env, made.single_observation_space, made.single_action_space)
             jax_env = getattr(made, "jax_env", None)
-            return Probed(
-                spaces if jax_env is not None else with_mask_of_info(spaces, made), jax_env
-            )
+            if jax_env is not None:
+                return Probed(spaces, jax_env)
+            skips = made.metadata.get("autoreset_mode") is not AutoresetMode.NEXT_STEP
+            seen = with_mask_of_info(spaces, made)
+            return Probed(seen, skips=skips, own_moments=_has_moments(made))
         spaces = _spaces(env, made.observation_space, made.action_space)
-        return Probed(with_mask_of_info(spaces, made))
+        return Probed(with_mask_of_info(spaces, made), own_moments=_has_moments(made))
     except AttributeError as error:
         raise EnvError(
             f"{env_name(env)}: {error}; an environment sets self.observation_space and "

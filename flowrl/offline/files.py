@@ -126,6 +126,12 @@ class Files:
         metadata = self.folder / METADATA
         with damage(metadata):
             self.facts: dict[str, Any] = kind.read_raw_metadata(self.folder)
+        if (written := self.facts.get("data_format", "hdf5")) != "hdf5":
+            raise SaveError(
+                f"{self.folder} is in Minari's format {written!r}, and only hdf5 is read; write it "
+                'again with data_format="hdf5"'
+            )
+        with damage(metadata):
             self.episodes = int(self.facts["total_episodes"])
             self.minari = kind.read(self.folder)
             self.spaces = self._spaces()

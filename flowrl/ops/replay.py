@@ -99,6 +99,8 @@ class ReplaySample(Stateless):
 
     With `updates_per_step` the ratio is kept exactly: it samples so many batches for every step
     that comes once there are `learning_starts`, and carries what is left over to the next time.
+    These are the rows that are added, T x B: where a reset takes a row of its own (NEXT_STEP), that
+    one counts, so episodes of n steps have (n + 1) / n times as many updates.
     Where it is at a start, adding waits for it. The replay ratio, transitions sampled for each step
     of an environment, is ``batch_size x updates_per_step``, times the length of sequences.
 

@@ -230,6 +230,10 @@ class Head:
         """
         dtype = np.result_type(*(part.dtype for part in self.parts if not part.discrete))
         low, high = np.asarray(self.low, dtype), np.asarray(self.high, dtype)
+        # A range that the type can't hold, such as that of all float32, is none.
+        with np.errstate(over="ignore"):
+            held = np.isfinite(high - low) | np.isinf(low) | np.isinf(high)
+        low, high = np.where(held, low, -np.inf), np.where(held, high, np.inf)
         has_low, has_high = np.isfinite(low), np.isfinite(high)
         finite = has_low & has_high
         shift = np.where(has_low, low + 1, np.where(has_high, high - 1, 0)).astype(dtype)

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, cast
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.wrappers import NormalizeObservation
 
 from flowrl.core.texts import plural
 from flowrl.envs.agents import Agents, OneAgent
@@ -134,6 +133,11 @@ class Runners(Resource):
     def jax_env(self) -> JaxEnv | JaxAgents | None:
         """The environment itself, if it is one written in JAX."""
         return self._probed.jax_env
+
+    @property
+    def skips(self) -> bool:
+        """Whether the environment is a vector of which some columns' steps are skipped."""
+        return self._probed.skips
 
     @property
     def in_jax(self) -> bool:
@@ -303,19 +307,26 @@ class Runners(Resource):
             yield use.name, f"{problem}; add sync=SyncWeights() after TrainOneStep"
 
     def advice(self) -> str:
-        """Return what to know before a run: observations have no bounds and are not normalised.
+        """Return what to know before a run: how observations are normalised; else an empty text.
 
-        It is empty where a part of them has bounds, and where the policy has no setting
+        They may be so by a wrapper, or have no bounds and not be so, where the policy has a setting
         ``normalize``: what a network of the user's own does is not known.
         """
         if self.agents:
             return next(filter(None, (spec.advice() for spec in self.by_policy.values())), "")
+        if self._probed.own_moments:
+            return (
+                f"NormalizeObservation scales the observations of {env_name(self.env)} by moments "
+                "that it keeps in each environment, so that evaluations and a saved policy see "
+                "others than the runners; take normalize=True, a setting of stock graphs and "
+                "networks, whose moments are part of the policy"
+            )
         policy = self._one_policy
         fn = policy.fn
         # Modules of NNX have a metaclass, whose signature is that of any call.
         of: Any = fn.__init__ if isinstance(fn, type) else fn  # type: ignore[misc]
         parameters = signature(of).parameters
-        if "normalize" not in parameters or NormalizeObservation in self.wrappers:
+        if "normalize" not in parameters:
             return ""
         free = all(
             isinstance(space, gym.spaces.Box)

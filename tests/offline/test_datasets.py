@@ -486,6 +486,15 @@ def test_a_file_that_is_not_what_was_sealed_is_refused(data):
         reader(data)
 
 
+def test_a_dataset_in_another_format_is_refused(data):
+    (data / "manifest.json").unlink()
+    metadata = data / "data" / "metadata.json"
+    facts = json.loads(metadata.read_text())
+    metadata.write_text(json.dumps({**facts, "data_format": "arrow"}))
+    with pytest.raises(SaveError, match=r"format 'arrow', and only hdf5.*data_format=\"hdf5\""):
+        reader(data)
+
+
 def test_a_dataset_of_a_killed_run_is_read_up_to_its_last_whole_episode(data):
     def half_written(file):
         file.create_group("episode_5").create_dataset("rewards", data=[1.0])

@@ -300,6 +300,15 @@ def test_box_actions_keep_to_their_bounds(name, xp):
     assert all(space.contains(np.asarray(action)) for action in found)
 
 
+def test_bounds_whose_range_overflows_are_none():
+    most = np.finfo(np.float32).max
+    space = Box(f32(-most, -1), f32(most, 1))
+    actions = f32([-1e38, 0.5], [0.5, -0.5], [3.0, 0.0])
+    given = head(space).from_env({(): actions})
+    np.testing.assert_array_equal(given, actions)
+    np.testing.assert_array_equal(head(space).to_env(given), actions)
+
+
 @pytest.mark.parametrize("scale", [1, 1e3, 1e30])
 def test_any_gaussian_action_is_one_that_the_environment_takes(scale):
     space = Box(f32(-0.1, -3e38, 0.3, 1e-6), f32(0.7, 1e6, INF, 1.1e-6))

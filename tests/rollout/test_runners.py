@@ -660,8 +660,19 @@ def test_that_observations_have_no_bounds_and_are_not_normalised_is_said_once():
         said(POLICY)
     )
     assert not said(fl.Policy(fl.networks.MLP, normalize=True))
-    assert not said(POLICY, wrappers=(gym.wrappers.NormalizeObservation,))
     assert not said(POLICY, "CartPole-v1"), "the positions have bounds"
+    # Moments of a wrapper are in neither evaluations nor a saved policy.
+    for env, wrappers in (
+        (Boundless, (gym.wrappers.NormalizeObservation,)),
+        (lambda: gym.wrappers.NormalizeObservation(Boundless()), ()),
+        (
+            lambda: gym.wrappers.vector.NormalizeObservation(
+                gym.vector.SyncVectorEnv([Boundless] * 8)
+            ),
+            (),
+        ),
+    ):
+        assert "take normalize=True" in said(POLICY, env, wrappers=wrappers)
     # What a network of the user's own does is not known.
     assert not said(fl.Policy(lambda obs, action, *, rngs: fl.networks.MLP(obs, action, rngs=rngs)))
     warnings = []

@@ -1,0 +1,52 @@
+"""What to know of a graph before it runs: nothing that is wrong, but what may not be meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from flowrl.graph.protocols import Resource
+from flowrl.learner.learner import Learner
+from flowrl.replay.replay import Replay
+from flowrl.rl.sequence_losses import R2D2Loss
+from flowrl.rollout.runners import Runners
+
+
+def advice(resources: Mapping[str, Resource]) -> Iterator[str]:
+    """Yield what to know of the resources of a graph, each with its name.
+
+    Args:
+        resources: by name.
+    """
+    for name, resource in resources.items():
+        if isinstance(resource, Runners) and (text := resource.advice()):
+            yield f"{name}: {text}"
+        if isinstance(resource, Replay) and resource.sequence_length is not None:
+            runners = resources[str(resource.runners)]
+            if isinstance(runners, Runners):
+                yield from (
+                    f"{name}: {text}" for text in _of_sequences(resource, runners, resources)
+                )
+
+
+def _of_sequences(
+    replay: Replay, runners: Runners, resources: Mapping[str, Resource]
+) -> Iterator[str]:
+    """Yield what to know of a replay of sequences, each of which begins with a rollout."""
+    if runners.skips:
+        yield (
+            "the vector of environments does not reset in Gymnasium's NEXT_STEP mode, so steps are "
+            "skipped where episodes end; sequences are cut there, and the rows after that are "
+            "trained on less often or never. Make the vector with "
+            "autoreset_mode=AutoresetMode.NEXT_STEP, or give a function that makes one environment"
+        )
+    losses = [x.loss for x in resources.values() if isinstance(x, Learner)]
+    burn_in = max((loss.burn_in for loss in losses if isinstance(loss, R2D2Loss)), default=0)
+    trained = (replay.sequence_length or 0) - burn_in
+    if runners.rollout_length > trained > 0:
+        # Of several agents a sequence is at most as long as a rollout.
+        way = "" if runners.agents else f"set rollout_length to at most {trained}, or "
+        yield (
+            f"{runners.rollout_length - trained} of the {runners.rollout_length} rows of each "
+            f"rollout are never trained on: a sequence begins with a rollout, and trains on the "
+            f"{trained} rows after a burn-in of {burn_in}; {way}take a shorter burn_in"
+        )

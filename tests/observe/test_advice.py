@@ -1,0 +1,48 @@
+"""What a run says before it starts: what may not be meant."""
+
+import gymnasium as gym
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import flowrl as fl
+from flowrl.core.events import Tap, Warned
+from flowrl.observe.advice import advice
+
+
+def cartpole():
+    return gym.make("CartPole-v1")
+
+
+def vector(mode):
+    return lambda: SyncVectorEnv([cartpole] * 2, autoreset_mode=mode)
+
+
+def said(env, **settings):
+    graph = fl.r2d2(env, hidden=(4,), size=4, envs_per_runner=2, **settings)
+    return list(advice(graph.resources))
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_sequences_over_a_vector_that_skips_steps_are_cut(mode):
+    texts = said(vector(mode))
+    assert len(texts) == (mode is not AutoresetMode.NEXT_STEP)
+    assert all(text.startswith("replay: the vector of environments does not") for text in texts)
+    # Transitions of single steps do not need rollouts that follow on.
+    assert not list(advice(fl.dqn(vector(mode), envs_per_runner=2).resources))
+
+
+@pytest.mark.parametrize(("rollout", "lost"), [(20, 0), (21, 1), (30, 10)])
+def test_rows_that_no_sequence_trains_on_are_said(rollout, lost):
+    texts = said("CartPole-v1", rollout_length=rollout, sequence_length=20, burn_in=10)
+    assert len(texts) == bool(lost)
+    for text in texts:
+        assert f"replay: {lost} of the {rollout} rows of each rollout are never trained" in text
+        assert "set rollout_length to at most 20, or take a shorter burn_in" in text
+
+
+def test_a_run_warns_of_it_once():
+    warnings = []
+    graph = fl.r2d2("CartPole-v1", hidden=(4,), size=4, rollout_length=30)
+    tap = Tap(lambda event: warnings.append(event.text), Warned)
+    fl.run(graph, steps=10_000, observers=(tap,)).close()
+    assert warnings == said("CartPole-v1", rollout_length=30)
