@@ -370,35 +370,39 @@ class Tracing:
 
 
 def chunk(
-    period: Segment,
+    segment: Segment,
     many: bool,
     most: int,
     arrays: list[Array],
-    periods: Array,
+    turns: Array,
     numbers: list[Array],
 ) -> tuple[Array, list[Array], Any]:
-    """Run a number of periods, but none after one with an update that is not finite.
+    """Run a segment a number of times, but not after an update that is not finite.
 
     Args:
-        period: the steady period.
+        segment: rounds of the steady period.
         many: whether the arrays are of many runs, along their first axis.
         most: the length of the buffers.
         arrays: of the state.
-        periods: how many to run, at most `most`.
-        numbers: the values of the period's numbers, the same for all runs; none of them where they
+        turns: how often to run it, at most `most`.
+        numbers: the values of the segment's numbers, the same for all runs; none of them where they
             are constants.
 
     Returns:
-        How many periods ran, the arrays of the state, and those of what closed, ``[most, ...]``.
+        How often it ran, the arrays of the state, and those of what closed, ``[most, ...]``.
     """
-    one_run = partial(period.run, numbers)
+    one_run = partial(segment.run, numbers)
     run = jax.vmap(one_run) if many else one_run
+    if segment.before != segment.after:
+        # What ends in another state than it begins in runs once.
+        arrays, rows, _ = run(arrays)
+        return jnp.int32(1), arrays, jax.tree.map(lambda x: x[None], rows)
     buffers = jax.tree.map(
         lambda x: jnp.zeros((most, *x.shape), x.dtype), jax.eval_shape(run, arrays)[1]
     )
 
     def go_on(carry: Any) -> Array:
-        return (carry[0] < periods) & ~carry[3]
+        return (carry[0] < turns) & ~carry[3]
 
     def one(carry: Any) -> Any:
         i, arrays, buffers, _ = carry

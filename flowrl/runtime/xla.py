@@ -359,9 +359,10 @@ class Fused(Turns):
         """
         # Arrays leave the program laid out over the devices as they entered it, or the next chunk
         # could not take them.
+        recurs = segment.before == segment.after
         laid_out = (
             (None, [x.sharding for x in self.arrays], None)
-            if jax.local_device_count() > 1
+            if jax.local_device_count() > 1 and recurs
             else None
         )
         # What is not used is kept as well, so that the text says which input is which.
@@ -383,7 +384,7 @@ class Fused(Turns):
         section = self.periodicity.sections[self.section]
         program = self._program(section)
         segment = program.segment
-        wanted = math.ceil(min(program.turns, most / max(1, segment.rows), MOST))
+        wanted = math.ceil(min(program.turns, most / segment.rows if segment.rows else MOST, MOST))
         turns = self.chunk_size or wanted
         if len(self.periodicity.sections) > 1:
             turns = min(turns, section.times - self.turn)
@@ -399,6 +400,9 @@ class Fused(Turns):
         self.turn += done
         if self.turn >= section.times:
             self.section, self.turn = (self.section + 1) % len(self.periodicity.sections), 0
+        if segment.before != segment.after:
+            self._show()
+            self.arrays = self._laid_out(self.arrays)
         # Of many runs the state is shown when somebody asks: the best one is known only then.
         if not self.members.many:
             self._show()

@@ -1,5 +1,8 @@
 """What comes once in many rounds is a program of its own, and the rounds between are another."""
 
+from dataclasses import dataclass
+
+import jax.numpy as jnp
 import pytest
 
 import flowrl as fl
@@ -95,6 +98,45 @@ def test_rows_and_evaluations_are_those_of_the_local_runtime(name):
     assert len(run._session.turns.segments) <= len(sections)
     played = [i for i, row in enumerate(each[1]) if "eval/return_mean" in row]
     assert played[0] == {"every 5": 4, "after the row": 5, "6 and 4": 3}[name]
+
+
+@dataclass(frozen=True)
+class Alternate(fl.extend.Operator):
+    """Hold a number with every other turn of so many items, and double it with each of them."""
+
+    every: int = 4
+
+    def init(self):
+        return {"count": fl.extend.Filling(0, self.every), "held": None}
+
+    def step(self, held, item, ctx):
+        held["count"] = fl.extend.Filling.after(held["count"], self.every)
+        if held["count"] == 0:
+            held["held"] = jnp.float32(1) if held["held"] is None else None
+        elif held["held"] is not None:
+            held["held"] = ctx.run(doubled, held["held"])
+        yield item
+
+
+def doubled(x):
+    return 2 * x
+
+
+@pytest.mark.parametrize("seeds", [None, pytest.param(2, marks=pytest.mark.system)])
+def test_an_operator_of_the_user_s_own_may_hold_other_arrays_in_some_rounds(seeds):
+    graph = PPO.insert(after="sync", other=Alternate())
+    held = []
+    for runtime in ("local", fl.XlaRuntime(seeds=seeds, chunk=1)):
+        with fl.run(graph, runtime=runtime) as run:
+            for _ in range(14):
+                next(run)
+            with run._session.turns.still():
+                states = [loop.states for loop in run._session.turns.loops]
+        held += [float(state["other"]["held"]) for state in states]
+    # It began with the fourth of fourteen rounds, ended with the eighth and began with the twelfth.
+    assert held == [4.0, 4.0]
+    sections = run._session.turns.periodicity.sections
+    assert [s.times for s in sections] == [3, 1, 3, 1]
 
 
 def test_a_program_says_that_it_has_two_rounds_of_many():
