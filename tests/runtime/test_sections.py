@@ -60,6 +60,11 @@ GRAPHS = {
         PPO.insert(after="sync", play=play(1_000)).set("report.every", 5),
         [section((1, 5), times=199), section((1, 4), (1, 1))],
     ),
+    # Row after row the evaluation comes at another moment, so nothing is skipped.
+    "rows of 5, every 4": (
+        PPO.insert(after="sync", play=play(4)).set("report.every", 5),
+        [section(*((1, n) for n in (3, 1, 1, 2, 1, 2, 1, 1, 3, 1, 3, 1)))],
+    ),
     "rows of 20, every 5": (
         PPO.insert(after="sync", play=play(5)).set("report.every", 20),
         [section(*[(1, 4), (1, 1)] * 4)],
