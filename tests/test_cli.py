@@ -21,6 +21,7 @@ from flowrl.algos.named import build, find, parse_value
 from flowrl.cli.arguments import import_named, runtime_of
 from flowrl.cli.ending import program
 from flowrl.cli.main import main, parser
+from flowrl.errors import GraphError
 from flowrl.observe.goal import parse_until
 from flowrl.observe.sinks import columns
 
@@ -53,6 +54,34 @@ def flowrl(capsys, tmp_path, monkeypatch):
         return status, out, err
 
     return call
+
+
+MINE = """
+from __future__ import annotations
+from typing import TYPE_CHECKING
+import gymnasium as gym
+import flowrl as fl
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Corridor(gym.Env):
+    pass
+
+
+def mine(env: str = "CartPole-v1", lr: float = 1e-3, hook: Callable | None = None):
+    return fl.ppo(env, lr=lr)
+"""
+
+
+def test_a_type_that_only_type_checkers_import_is_no_obstacle(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    source = find(f"{file}:mine")
+    assert source.hints == {"env": str, "lr": float}
+    assert build(source, None, {}, [("lr", 0.5)]).resources["learner"].optimizer.lr == 0.5
+    with pytest.raises(GraphError, match=r"Corridor is an environment.*--env FILE\.py:Corridor"):
+        find(f"{file}:Corridor")
 
 
 def test_list_is_a_line_for_each_stock_graph(flowrl):

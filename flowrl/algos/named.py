@@ -15,16 +15,20 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
+import gymnasium as gym
 
 from flowrl.algos import STOCK
 from flowrl.core.importing import importing
 from flowrl.core.texts import plural
 from flowrl.envs.agents import PETTINGZOO
 from flowrl.envs.gym_envs import Make, env_name
+from flowrl.envs.jax_envs import JaxEnv
 from flowrl.envs.prefixes import ADAPTERS
 from flowrl.errors import GraphError, SettingError, a, no_file, unknown
 from flowrl.graph import values
@@ -252,7 +256,13 @@ def source_of(function: Callable[..., Any], name: str = "") -> Source:
     """
     name = name or getattr(function, "__name__", repr(function))
     parameters = inspect.signature(function).parameters
-    hints = typing.get_type_hints(function)
+    kind: Any = function
+    if inspect.isclass(kind) and issubclass(kind, gym.Env | JaxEnv):
+        raise GraphError(
+            f"{name} is an environment, and no graph; give it to one, such as fl.ppo({name}) "
+            f"(--env in place of the graph's name: flowrl plan ppo --env FILE.py:{name})"
+        )
+    hints = _hints(function)
     env = parameters.get("env")
     takes_env = env is not None
     default_env = env.default if env is not None and isinstance(env.default, str) else None
@@ -262,7 +272,7 @@ def source_of(function: Callable[..., Any], name: str = "") -> Source:
         if kind is None:
             raise GraphError(f"{name}: its parameter `settings` must be annotated with a dataclass")
         settings = {field.name: _default(field) for field in dataclasses.fields(kind)}
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         return Source(name, function, default_env, takes_env, settings, kind, hints)
     # Otherwise every other parameter is a setting; it is optional, so it must have a default.
     settings = {k: parameter.default for k, parameter in parameters.items() if k != "env"}
@@ -272,6 +282,20 @@ def source_of(function: Callable[..., Any], name: str = "") -> Source:
         names = ", ".join(missing)
         raise GraphError(f"{name}: its {word} {names} must have a default to be a setting")
     return Source(name, function, default_env, takes_env, settings, None, hints)
+
+
+def _hints(of: Any) -> dict[str, Any]:
+    """Return the types of parameters or fields, but of those with names for type checkers only."""
+    try:
+        return typing.get_type_hints(of)
+    except NameError:
+        known = vars(sys.modules[of.__module__])
+        found: dict[str, Any] = {}
+        for name, hint in inspect.get_annotations(of).items():
+            with suppress(NameError):
+                alone = SimpleNamespace(__annotations__={name: hint})
+                found |= typing.get_type_hints(alone, known)
+        return found
 
 
 def _dataclass_in(hint: Any) -> type | None:

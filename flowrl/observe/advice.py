@@ -18,8 +18,14 @@ def advice(resources: Mapping[str, Resource]) -> Iterator[str]:
         resources: by name.
     """
     for name, resource in resources.items():
-        if isinstance(resource, Runners) and (text := resource.advice()):
-            yield f"{name}: {text}"
+        if isinstance(resource, Runners):
+            if text := resource.advice():
+                yield f"{name}: {text}"
+            if not any(isinstance(x, Learner) or x.feeds for x in resources.values()):
+                yield (
+                    f"{name}: they act with their first, random weights, for the graph has no "
+                    "learner; a saved policy acts with teacher=fl.Frozen(DIR) among its resources"
+                )
         if isinstance(resource, Replay) and resource.sequence_length is not None:
             runners = resources[str(resource.runners)]
             if isinstance(runners, Runners):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -148,8 +149,11 @@ class Dataset(Resource):
     handle: ClassVar[type[Handle]] = DatasetHandle
 
     def __post_init__(self) -> None:
-        if not self.path:
-            raise SettingError("path must name a dataset: its directory, or its id in Minari")
+        if not isinstance(self.path, str | os.PathLike) or not str(self.path):
+            raise SettingError(
+                "path must be a text that names a dataset, its directory or its id in Minari, "
+                f"got {self.path!r}"
+            )
         check_at_least_1(self, "n_step", "buffer_size")
         check_shares(self, "gamma")
 

@@ -73,7 +73,7 @@ class _Checked:
         """Return the error of a field."""
         return SaveError(
             f"{self.file}, episode {self.index}, {field}: {problem}; write that episode again, "
-            "or make a dataset without it (minari.MinariDataset.filter_episodes)"
+            "or another dataset without it"
         )
 
     def episode(self, length: int) -> Episode:

@@ -72,10 +72,15 @@ def located(path: str) -> Path:
             if (folder / METADATA).is_file():
                 # Minari finds its files again only by a whole path.
                 return folder.absolute()
-    there = "has no metadata.json" if Path(path).is_dir() else "is not there"
+    if (file := Path(path)).is_file():
+        whole = (x for x in (file.parent, file.parent.parent) if (x / DATA / METADATA).is_file())
+        around = next(whole, file.parent)
+        raise SaveError(f"{path} is a file; name the directory of the dataset, such as {around}")
+    there = "has no metadata.json" if file.is_dir() else "is not there"
     raise SaveError(
         f"{path} {there}, so it is no dataset, and Minari's local store has none of that name "
-        f"({store}); write one with WriteDataset, or fetch it with `minari download {path}`"
+        f"({store}); name the directory of one (--set data=DIR), write one with WriteDataset, or "
+        f"fetch it with `minari download {path}`"
     )
 
 

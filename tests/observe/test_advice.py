@@ -40,6 +40,21 @@ def test_rows_that_no_sequence_trains_on_are_said(rollout, lost):
         assert "set rollout_length to at most 20, or take a shorter burn_in" in text
 
 
+def test_runners_that_nobody_gives_weights_are_said():
+    policy = fl.Policy(fl.networks.MLP)
+    graph = fl.Graph("collect", runners=fl.Runners("CartPole-v1", policy)).then(
+        sample=fl.ParallelSample(), report=fl.Report()
+    )
+    (text,) = advice(graph.resources)
+    assert text.startswith("runners: they act with their first, random weights")
+    assert "teacher=fl.Frozen(DIR)" in text
+    teacher = fl.Frozen("runs/teacher")
+    taught = fl.Graph("collect", runners=fl.Runners("CartPole-v1", policy), teacher=teacher)
+    assert not list(advice(taught.resources))
+    for make in (fl.ppo, fl.es, fl.bc):
+        assert not list(advice(make("CartPole-v1").resources))
+
+
 def test_a_run_warns_of_it_once():
     warnings = []
     graph = fl.r2d2("CartPole-v1", hidden=(4,), size=4, rollout_length=30)

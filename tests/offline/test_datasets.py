@@ -509,6 +509,12 @@ def test_what_is_no_dataset_or_empty_is_refused(tmp_path, data, monkeypatch):
         reader("nowhere")
     with pytest.raises(SaveError, match=r"has no metadata\.json"):
         reader(tmp_path)
+    for file in (data / "manifest.json", data / "data" / "main_data.hdf5"):
+        with pytest.raises(SaveError, match=f"is a file; name the directory .*such as {data}$"):
+            reader(file)
+    for wrong in (3, None, ""):
+        with pytest.raises(SettingError, match="path must be a text that names a dataset"):
+            fl.Dataset(wrong)
     (data / "manifest.json").unlink()
     metadata = data / "data" / "metadata.json"
     facts = json.loads(metadata.read_text())
