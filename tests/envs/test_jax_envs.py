@@ -48,7 +48,7 @@ def test_settings_are_parameters_of_gymnax_and_a_limit_truncates():
     [("Pendulum-v1", (3,), "Box"), ("Breakout-MinAtar", (10, 10, 4), "Discrete")],
 )
 def test_spaces_of_gymnax_become_those_of_gymnasium(name, obs, action):
-    spaces, env, _ = probe(f"gymnax:{name}", (), {})
+    spaces, env, *_ = probe(f"gymnax:{name}", (), {})
     assert (
         isinstance(env, GymnaxEnv)
         and spaces.obs.shape == obs
