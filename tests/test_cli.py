@@ -75,7 +75,7 @@ def mine(env: str = "CartPole-v1", lr: float = 1e-3, hook: Callable | None = Non
 
 
 def test_a_type_that_only_type_checkers_import_is_no_obstacle(tmp_path):
-    file = tmp_path / "mine.py"
+    file = tmp_path / "typed_for_checkers.py"
     file.write_text(MINE)
     source = find(f"{file}:mine")
     assert source.hints == {"env": str, "lr": float}
