@@ -127,7 +127,7 @@ class Run:
         try:
             if self._saver is not None and self._saver.warning:
                 self._stream.emit(Warned(self._saver.warning))
-            for text in advice(self.graph.resources):
+            for text in advice(self.plan):
                 self._stream.emit(Warned(text))
             with rarely_collected():
                 self._session = self._runtime.open(self.plan, self._seed, self._stream)

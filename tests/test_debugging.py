@@ -570,7 +570,9 @@ def test_breakpoints_in_operators_and_environments_by_the_command_line(tmp_path)
         | {"PYTHONPATH": str(Path(fl.__file__).parents[1])},  # Ray has its own
         timeout=240,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert "no learner" in done.stderr  # the one warning of a graph that nothing trains
+    assert done.stderr.count("\n") == 1
     assert "(row 1, at sample) c\n" in done.stdout
     assert "('action', " in done.stdout and "('seen', 12)" in done.stdout
 

@@ -83,6 +83,7 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
             traced=traced,
             exact=traced and found.exact,
             counts=counts,
+            ever=found.ever,
             lags={n: lag for n, lag in largest_lags.items() if n in counts.get(name, {})},
             gradient_data_lags={
                 n: lag for (n, of), lag in found.gradient_data_lags.items() if of == name

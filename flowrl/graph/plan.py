@@ -15,6 +15,7 @@ from flowrl.core.items import Batch, Trained
 from flowrl.core.texts import amount, in_bytes, plural
 from flowrl.core.xla_threads import LARGE, LARGE_FOR_GPU
 from flowrl.graph.graph import Graph, Node
+from flowrl.graph.period import ROUNDS
 from flowrl.graph.trace import Trace, Traffic
 from flowrl.graph.values import to_text
 
@@ -171,7 +172,7 @@ class Plan:
             ]
             return [*untraced, "so rates, lag and syncs were not checked"]
         if not found.rows:
-            return [f"no row within {found.passes:,} passes, whose numbers these are"]
+            return [f"no row within {found.ever[ROUNDS]:,} passes, whose numbers these are"]
         if not found.exact:
             text = f"means over {found.rows:,} rows, no period found"
             if found.restless:

@@ -92,8 +92,8 @@ class Trace:
     """Rows in the steady period."""
     reported: int = 0
     """Updates that those Rows report."""
-    passes: int = 0
-    """Rounds of the stages up to the end of the steady period, with those that were skipped."""
+    ever: Did = field(default_factory=Counter)
+    """By node, resource and counter: what was done from the start to the end of that period."""
     warmup_rows: int = 0
     """Rows before the steady period."""
     warmup_rounds: int = 0
@@ -337,7 +337,7 @@ class Tracer:
         """Record what lies between two moments as the steady period."""
         found = self.found
         period = Counter({name: number - since.did[name] for name, number in now.did.items()})
-        found.passes = now.did[ROUNDS]
+        found.ever = now.did
         found.warmup_rounds, found.warmup_rows = since.did[ROUNDS], since.did[ROWS]
         found.warmup_steps = _sampled(since.did)
         found.mean_lags = found.mean_lags[since.lags : now.lags]

@@ -27,6 +27,8 @@ class Use:
     """Whether the trace found a steady period, so that what is not counted never happens."""
     counts: Mapping[str, Mapping[str, Mapping[str, int]]]
     """By resource, by node: the counters of its verbs in the steady period."""
+    ever: Mapping[tuple[str, str, str], int]
+    """By node, resource and counter: those from the start to the end of the steady period."""
     lags: Mapping[str, float]
     """By node that calls this resource and yields updates, its own or passed on: the largest policy
     lag, NaN where it can't be known."""
@@ -44,3 +46,8 @@ class Use:
     def total(self, counter: str, resource: str | None = None) -> int:
         """Return a counter of a resource (this one by default), summed over the nodes."""
         return sum(c.get(counter, 0) for c in self.counts.get(resource or self.name, {}).values())
+
+    def did(self, counter: str) -> bool:
+        """Return whether any node ever counted it for this resource, also before that period."""
+        keys = ((of, what) for (_, of, what), number in self.ever.items() if number)
+        return (self.name, counter) in keys

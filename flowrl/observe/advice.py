@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Resource
+from flowrl.graph.refs import refs
 from flowrl.learner.learner import Learner
 from flowrl.replay.replay import Replay
 from flowrl.rl.sequence_losses import R2D2Loss
 from flowrl.rollout.runners import Runners
 
+SAMPLED = ("sampled_steps", "most_sampled_steps")
+"""The counters of steps that runners sample; of whole episodes only the most is known."""
 
-def advice(resources: Mapping[str, Resource]) -> Iterator[str]:
-    """Yield what to know of the resources of a graph, each with its name.
+
+def advice(plan: Plan) -> Iterator[str]:
+    """Yield what to know of a graph, each time with the name of the node or resource.
 
     Args:
-        resources: by name.
+        plan: the compiled graph.
     """
+    yield from _of_steps(plan)
+    resources = plan.graph.resources
     for name, resource in resources.items():
         if isinstance(resource, Runners):
             if text := resource.advice():
@@ -32,6 +39,19 @@ def advice(resources: Mapping[str, Resource]) -> Iterator[str]:
                 yield from (
                     f"{name}: {text}" for text in _of_sequences(resource, runners, resources)
                 )
+
+
+def _of_steps(plan: Plan) -> Iterator[str]:
+    """Yield which runners sample steps and episodes that no row counts."""
+    counted = plan.found.ever.items()
+    sampled = {runners for (_, runners, what), n in counted if n and what in SAMPLED}
+    for node in (n for n in plan.graph.nodes if n.op.reports):
+        reported = [name for name, _ in refs(node.op).values()]
+        for name in sorted(sampled.difference(reported)):
+            yield (
+                f"{node.name}: the steps and episodes of {name} are in no row, for it reports "
+                f"{', '.join(reported)} alone, whose steps env_steps and steps=... count"
+            )
 
 
 def _of_sequences(

@@ -12,6 +12,7 @@ import numpy as np
 from flowrl.core.items import Batch, Filling, Tally, Trained
 from flowrl.core.texts import amount
 from flowrl.errors import SettingError
+from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref
 from flowrl.graph.settings import check_at_least_1, check_not_negative
@@ -127,6 +128,16 @@ class Evaluate(Operator):
         check_at_least_1(self, "every", "episodes", "max_steps")
         if not 0 <= self.seed < 2**32:
             raise SettingError(f"seed must be from 0 to 2**32 - 1, got {self.seed}")
+
+    def review(self, graph: Graph) -> Iterator[str]:
+        """Report runners whose results are in no row."""
+        for node in graph.nodes:
+            if isinstance(report := node.op, Report) and report.runners != self.runners:
+                yield (
+                    f"lets {self.runners} play, but no row has the result, for {node.name} reports "
+                    f"{report.runners}; set runners={str(report.runners)!r}, or {node.name}'s "
+                    f"runners={str(self.runners)!r}"
+                )
 
     def line(self, plan: Plan, node: str) -> tuple[str, str] | None:
         """Return what is played, and how often."""

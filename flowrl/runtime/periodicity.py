@@ -361,4 +361,4 @@ def periodicity(graph: Graph, found: Trace) -> Periodicity | None:
     traced = tracer.run()
     if not traced.exact:
         return None
-    return tracer.of_period(traced.warmup_rounds, traced.passes - traced.warmup_rounds)
+    return tracer.of_period(traced.warmup_rounds, traced.ever[ROUNDS] - traced.warmup_rounds)

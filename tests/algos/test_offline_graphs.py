@@ -249,6 +249,21 @@ def test_offline_comes_first_and_then_online_with_demonstrations_mixed_in(folder
         assert list(run)[-1]["env_steps"] >= 40
 
 
+def test_a_phase_may_be_the_only_one_that_reads_a_dataset_or_samples_from_a_replay(folder):
+    # Whatever the steady period lacks was done before it.
+    graph = online(folder, 5).remove("demo").replace(mix=fl.Map(lambda item: item))
+    graph = graph.set("phase.items", {"read": 5, "mix": None})
+    plan = graph.compile()
+    assert plan.found.exact and not plan.per_row("draws", "read")
+    assert plan.per_row("draws", "fresh") == 4
+    with fl.run(graph, steps=40) as run:
+        assert list(run)[-1]["env_steps"] >= 40
+        assert run.counts()["draws"] > 5
+    never = graph.remove("read").replace(phase=fl.Map(lambda item: item))
+    with pytest.raises(CheckError, match=r"dataset: no node uses it"):
+        never.compile()
+
+
 @pytest.mark.parametrize(("goal", "read"), [(-1e6, 3), (0.0, 10)])
 def test_a_phase_ends_with_a_return_or_after_its_most_items(goal, read, folder, tmp_path):
     end = fl.UntilReturn(goal, within=10, every=3, episodes=2)

@@ -33,6 +33,7 @@ from small import (
 import flowrl as fl
 from flowrl.core.events import OperatorRan, Stream, Tap
 from flowrl.graph import trace as module
+from flowrl.graph.period import ROUNDS
 from flowrl.graph.plan import Plan
 from flowrl.graph.trace import Trace, trace
 
@@ -576,7 +577,7 @@ def test_an_evaluation_makes_no_lag(every):
 def test_rows_that_come_seldom_are_no_mistake():
     plan = loose().set("report.every", 10**6).compile()
     assert plan.found.rows == 0 and not plan.found.exact
-    assert f"no row within {plan.found.passes:,} passes, whose numbers these are" in str(plan)
+    assert f"no row within {plan.found.ever[ROUNDS]:,} passes, whose numbers these are" in str(plan)
 
 
 def test_a_map_that_reports_of_updates_and_passes_them_on_is_traced():

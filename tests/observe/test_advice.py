@@ -19,7 +19,7 @@ def vector(mode):
 
 def said(env, **settings):
     graph = fl.r2d2(env, hidden=(4,), size=4, envs_per_runner=2, **settings)
-    return list(advice(graph.resources))
+    return list(advice(graph.compile()))
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
@@ -28,7 +28,7 @@ def test_sequences_over_a_vector_that_skips_steps_are_cut(mode):
     assert len(texts) == (mode is not AutoresetMode.NEXT_STEP)
     assert all(text.startswith("replay: the vector of environments does not") for text in texts)
     # Transitions of single steps do not need rollouts that follow on.
-    assert not list(advice(fl.dqn(vector(mode), envs_per_runner=2).resources))
+    assert not list(advice(fl.dqn(vector(mode), envs_per_runner=2).compile()))
 
 
 @pytest.mark.parametrize(("rollout", "lost"), [(20, 0), (21, 1), (30, 10)])
@@ -40,19 +40,33 @@ def test_rows_that_no_sequence_trains_on_are_said(rollout, lost):
         assert "set rollout_length to at most 20, or take a shorter burn_in" in text
 
 
-def test_runners_that_nobody_gives_weights_are_said():
+def test_runners_that_nobody_gives_weights_are_said(tmp_path):
     policy = fl.Policy(fl.networks.MLP)
     graph = fl.Graph("collect", runners=fl.Runners("CartPole-v1", policy)).then(
         sample=fl.ParallelSample(), report=fl.Report()
     )
-    (text,) = advice(graph.resources)
+    (text,) = advice(graph.compile())
     assert text.startswith("runners: they act with their first, random weights")
     assert "teacher=fl.Frozen(DIR)" in text
-    teacher = fl.Frozen("runs/teacher")
+    with fl.run(fl.ppo("CartPole-v1", policy=policy), out=tmp_path / "teacher") as run:
+        next(run)
+    teacher = fl.Frozen(str(tmp_path / "teacher"))
     taught = fl.Graph("collect", runners=fl.Runners("CartPole-v1", policy), teacher=teacher)
-    assert not list(advice(taught.resources))
+    taught = taught.then(sample=fl.ParallelSample(), report=fl.Report())
+    assert not list(advice(taught.compile()))
     for make in (fl.ppo, fl.es, fl.bc):
-        assert not list(advice(make("CartPole-v1").resources))
+        assert not list(advice(make("CartPole-v1").compile()))
+
+
+def test_steps_of_runners_that_no_row_counts_are_said():
+    policy = fl.Policy(fl.networks.MLP)
+    runners = {name: fl.Runners("CartPole-v1", policy) for name in ("runners", "other")}
+    graph = fl.Graph("two", **runners).then(sample=fl.ParallelSample())
+    graph = graph.then(after=(), more=fl.ParallelSample(runners="other"))
+    graph = graph.then(after=("sample", "more"), mix=fl.Merge({"sample": 1, "more": 1}))
+    texts = list(advice(graph.then(report=fl.Report()).compile()))
+    (text,) = (text for text in texts if text.startswith("report: "))
+    assert "the steps and episodes of other are in no row, for it reports runners" in text
 
 
 def test_a_run_warns_of_it_once():

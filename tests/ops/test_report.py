@@ -5,6 +5,7 @@ from drive import Calls, batch, drive, trained
 
 import flowrl as fl
 from flowrl.core.items import Tally
+from flowrl.errors import CheckError
 from flowrl.rollout.evaluation import MAX_STEPS
 
 
@@ -123,3 +124,14 @@ SETTINGS = [
 def test_settings_out_of_range_are_refused(make, message):
     with pytest.raises(fl.errors.SettingError, match=message):
         make()
+
+
+def test_an_evaluation_whose_result_no_row_has_is_refused():
+    graph = fl.ppo("CartPole-v1")
+    test = fl.Runners("CartPole-v1", graph.resources["runners"].policy)
+    graph = fl.Graph("ppo", test=test, **graph.resources).then(
+        **{n.name: n.op for n in graph.nodes}
+    )
+    graph = graph.insert(after="train", play=fl.Evaluate(runners="test"))
+    with pytest.raises(CheckError, match=r"play: lets test play, but no row has the result"):
+        graph.compile()
