@@ -6,6 +6,7 @@ The rules of structure come first, then the abstract trace, then the rules that 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from flowrl.core.garbage import rarely_collected
@@ -16,7 +17,7 @@ from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.refs import refs, resource_and_part
 from flowrl.graph.trace import Trace, Traffic, trace
-from flowrl.graph.use import Use
+from flowrl.graph.use import SAMPLED, Use
 
 
 def compile_graph(graph: Graph) -> Plan:
@@ -74,7 +75,8 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
     queues = downstream_of_queues(graph)
     largest_lags = {node: _largest(lags) for node, lags in found.lags.items()}
     stuck = found.exact and bool(found.steady) and not found.rows
-    replays = _downstream_of_replays(graph, counts)
+    replays = _sources(graph, counts, "replayed_steps")
+    samplers = _sources(graph, counts, *SAMPLED)
     for name, resource in graph.resources.items():
         users = _users(graph, name)
         use = Use(
@@ -90,23 +92,54 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
             },
             idle=[n for n in users if stuck and not found.steady[n].given],
             queues={n: queue for n, queue in queues.items() if n in users},
-            replays={n: replay for n, replay in replays.items() if n in users},
+            replays={n: of for n, of in replays.items() if n in users},
+            strangers=_strangers(graph, name, {n: samplers[n] for n in users}),
         )
         yield from resource.review(use)
 
 
-def _downstream_of_replays(
-    graph: Graph, counts: Mapping[str, Mapping[str, Mapping[str, int]]]
-) -> dict[str, str]:
-    """Return the replay upstream of each node that has one."""
+def _strangers(
+    graph: Graph, name: str, samplers: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
+    """Return by node the runners upstream that a resource neither names nor gets weights to.
+
+    Args:
+        graph: the graph.
+        name: the resource.
+        samplers: by node that refers to it: the runners upstream, or the parts of them.
+    """
+    near = {target for target, _ in refs(graph.resources[name]).values()}
+    for node in (n for n in graph.nodes if n.name in samplers):
+        targets = {field: target for field, (target, _) in refs(node.op).items()}
+        near |= {targets[field] for field in node.op.writes if field in targets}
+
+    def strange(runners: str) -> bool:
+        whole, _ = resource_and_part(runners)
+        parts = (each.startswith(f"{runners}.") for each in near)
+        return runners not in near and whole not in near and not any(parts)
+
+    return {node: list(filter(strange, of)) for node, of in samplers.items()}
+
+
+def _sources(
+    graph: Graph, counts: Mapping[str, Mapping[str, Mapping[str, int]]], *counters: str
+) -> dict[str, tuple[str, ...]]:
+    """Return by node the resources of which it, or what is upstream of it, counts one of these.
+
+    Downstream of an operator that takes a part out, that is the part, such as ``runners.red``.
+    """
     import networkx as nx
 
-    found: dict[str, str] = {}
-    for replay, by_node in counts.items():
-        for node, counted in by_node.items():
-            if counted.get("replayed_steps"):
-                after = nx.descendants(graph.digraph(), node)
-                found |= dict.fromkeys((node, *after), replay)
+    found: dict[str, tuple[str, ...]] = {}
+    counted = set(counters)
+    nodes = {node.name: node for node in graph.nodes}
+    for name in nx.topological_sort(graph.digraph()):
+        node = nodes[name]
+        upstream = [source for before in node.after for source in found[before]]
+        if part := node.op.takes_part:
+            upstream = [f"{resource_and_part(source)[0]}.{part}" for source in upstream]
+        own = [r for r, by in counts.items() if counted.intersection(+Counter(by.get(name, {})))]
+        found[name] = tuple(dict.fromkeys((*own, *upstream)))
     return found
 
 

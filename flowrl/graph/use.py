@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from flowrl.graph.protocols import Resource
 
 
+SAMPLED = ("sampled_steps", "most_sampled_steps")
+"""The counters of steps that runners sample; of whole episodes only the most is known."""
+
+
 @dataclass(frozen=True)
 class Use:
     """How a graph uses one resource, as far as the resource's rules may look at it."""
@@ -39,9 +43,11 @@ class Use:
     """Where no Row ever closes: the nodes that refer to this resource and never yield anything."""
     queues: Mapping[str, str]
     """By node that refers to this resource and is downstream of a queue: that queue."""
-    replays: Mapping[str, str]
-    """By node that refers to this resource and is downstream of one that samples from a replay:
-    that replay."""
+    replays: Mapping[str, Sequence[str]]
+    """By node that refers to this resource: the replays that nodes upstream of it sample from."""
+    strangers: Mapping[str, Sequence[str]]
+    """By node that refers to this resource: the runners that are sampled upstream of it, and that
+    this resource does not name and no such node sends weights to."""
 
     def total(self, counter: str, resource: str | None = None) -> int:
         """Return a counter of a resource (this one by default), summed over the nodes."""

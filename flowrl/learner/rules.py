@@ -58,8 +58,14 @@ def losses_content_with(fields: Collection[str]) -> list[str]:
     return sorted(found)
 
 
+ONE_A_ROW = ("advantage", "logp", "return", "reward", "target", "terminated", "truncated", "valid")
+"""The fields of a batch that have one number a row: others would be broadcast in a loss."""
+
+
 def lacking(loss: Loss, batch: Batch, added: Mapping[str, str]) -> str:
     """Return which fields a batch lacks that a loss needs, and the way out; empty if none.
+
+    A field that has more than one number a row is no better than none.
 
     Args:
         loss: the loss.
@@ -68,7 +74,7 @@ def lacking(loss: Loss, batch: Batch, added: Mapping[str, str]) -> str:
     """
     missing = [name for name in loss.needs if not batch.has(name)]
     if not missing:
-        return ""
+        return _misshapen(batch)
     # Transitions have no order in time, which operators that work on rollouts need.
     has_order = not batch.has("next_obs")
     operators = {added[name] for name in missing if name in added and has_order}
@@ -80,6 +86,15 @@ def lacking(loss: Loss, batch: Batch, added: Mapping[str, str]) -> str:
         f"{type(loss).__name__} needs {fields}, but the batch has {', '.join(batch.data)}; "
         f"{', or '.join(ways) or 'add them before it'}"
     )
+
+
+def _misshapen(batch: Batch) -> str:
+    """Return which field has more than one number a row, and the way out; empty if none."""
+    rows = batch.shape
+    for name in (x for x in ONE_A_ROW if x in batch.data and batch.data[x].shape != rows):
+        shape = list(batch.data[name].shape)
+        return f"{name} is {shape}, but it has one number a row, which is {list(rows)}"
+    return ""
 
 
 def runners_of(use: Use, name: str) -> Runners | None:
@@ -102,16 +117,22 @@ def stale_data(use: Use, kind: str, runners: str) -> Iterator[tuple[str, str]]:
         kind: the name of the loss's class.
         runners: the name of the learner's runners.
     """
-    if replayed := next(iter(use.replays.values()), ""):
-        problem = f"{kind} is on-policy, but {replayed} gives data of any age"
+    if replays := next(iter(use.replays.values()), ()):
+        problem = f"{kind} is on-policy, but {replays[0]} gives data of any age"
         yield use.name, f"{problem}; take a loss such as DQNLoss, or train on fresh samples"
         return
     for queue in dict.fromkeys(use.queues.values()):
         old = "what comes out of a queue may be any number of updates old"
         way = "remove the queue, or take a loss that corrects for age"
         yield queue, f"{kind} is on-policy, but {old}; {way}"
-    # The runners themselves report that they never get weights.
     resource, _ = resource_and_part(runners)
+    updates = use.counts.get(use.name, {})
+    for node, others in use.strangers.items():
+        if others and updates.get(node, {}).get("updates"):
+            problem = f"it trains {use.name}, the policy of {runners}, on data of {others[0]}"
+            way = f"train it on data of {runners}, or set {use.name}'s runners={others[0]!r}"
+            yield node, f"{kind} is on-policy, but {problem}; {way}"
+    # The runners themselves report that they never get weights.
     never = use.total("requests", resource) and not use.total("publishes", resource)
     for node, lag in {**data_lags(use), **use.gradient_data_lags}.items():
         if math.isnan(lag):

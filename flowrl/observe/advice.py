@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Resource
 from flowrl.graph.refs import refs
+from flowrl.graph.use import SAMPLED
 from flowrl.learner.learner import Learner
 from flowrl.replay.replay import Replay
 from flowrl.rl.sequence_losses import R2D2Loss
 from flowrl.rollout.runners import Runners
-
-SAMPLED = ("sampled_steps", "most_sampled_steps")
-"""The counters of steps that runners sample; of whole episodes only the most is known."""
 
 
 def advice(plan: Plan) -> Iterator[str]:

@@ -25,6 +25,7 @@ from small import (
 
 import flowrl as fl
 from flowrl.graph import trace
+from teams import two_learners
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,57 @@ STALE = (
     r"update"
 )
 
+
+def mixed_up():
+    """The second learner is trained on what the first one's policy did."""
+    graph = fl.Graph(
+        "g",
+        runners=runners(),
+        others=runners(),
+        learner=learner(),
+        second=learner(runners="others"),
+    ).then(sample=fl.ParallelSample())
+    for name, to in (("learner", "runners"), ("second", "others")):
+        nodes = {
+            "adv": fl.Advantages(learner=name),
+            "train": fl.TrainOneStep(learner=name),
+            "sync": fl.SyncWeights(learner=name, runners=to),
+        }
+        graph = graph.then(after="sample", **{f"{key}_{name}": op for key, op in nodes.items()})
+    return graph.then(after=("sync_learner", "sync_second"), both=Merge(), report=fl.Report(2))
+
+
 FAULTY = [
     # (what is wrong, the graph, the nodes that are named - with ? where they need not be -, the
     # message)
+    # -- whose data
+    (
+        "another learner's data",
+        mixed_up,
+        "train_second",
+        r"it trains second, the policy of others, on data of runners; train it on data of others",
+    ),
+    (
+        "another agent's data",
+        lambda: two_learners().rename("g").replace(select_blue=fl.Select("red")),
+        "train_blue",
+        r"it trains blue, the policy of runners.blue, on data of runners.red",
+    ),
+    # -- shapes
+    (
+        "advantages with a trailing dimension",
+        lambda: line(
+            sample=S(),
+            batch=C(128),
+            adv=A(),
+            more=fl.Map(lambda b: b.with_(advantage=b["advantage"][..., None])),
+            train=T(),
+            sync=Y(),
+            report=R(),
+        ),
+        "train",
+        r"advantage is \[\d+, \d+, 1\], but it has one number a row, which is \[\d+, \d+\]",
+    ),
     # -- order
     (
         "advantages after training",
