@@ -309,7 +309,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     >>> unknown("name", "PPO", ["PPOSettings", "ppo"])
     "unknown name 'PPO'; did you mean 'ppo'? Known: PPOSettings, ppo"
     """
-    names = list(known)
+    names, name = list(known), str(name)
     if FOREIGN.get(name) in names:
         return f"unknown {kind} '{name}'; did you mean '{FOREIGN[name]}'? Known: {', '.join(names)}"
     # Who writes a name large means it.

@@ -32,9 +32,10 @@ def given(settings: S | None, kind: type[S], changes: Mapping[str, Any]) -> S:
     if settings is not None and not isinstance(settings, kind):
         raise SettingError(f"settings must be fl.{kind.__name__}(...), got {settings!r}")
     changed = replace(kind() if settings is None else settings, **changes)  # type: ignore[type-var]
+    if getattr(changed, "policy", None) is None:
+        return changed
     # A dataclass keeps the default of each field at the class.
-    idle = [x for x in OF_DEFAULT_POLICY if x in changes and changes[x] != getattr(kind, x)]
-    if idle and getattr(changed, "policy", None) is not None:
+    if idle := [x for x in OF_DEFAULT_POLICY if x in changes and changes[x] != getattr(kind, x)]:
         raise SettingError(
             f"{idle[0]} describes the default policy, in whose place another one is given; "
             f"write it there: policy=fl.Policy(..., {idle[0]}={changes[idle[0]]!r})"

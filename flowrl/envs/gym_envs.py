@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -185,7 +186,14 @@ def _made(
     except (SettingError, EnvError) as error:
         raise error.at(env_name(env)) from None
     except Exception as error:
-        raise EnvError(f"{env_name(env)} could not be made: {raised(error)}") from error
+        problem = f"{env_name(env)} could not be made: {raised(error)}"
+        if isinstance(error, TypeError) and (
+            lacking := re.search(r"required .*'(\w+)'", str(error))
+        ):
+            whole = f"functools.partial({env_name(env)}, {lacking[1]}=...) in place of it"
+            problem += f"; set env_settings={{'{lacking[1]}': ...}} of its runners"
+            problem += "" if isinstance(env, str) else f", or give {whole}"
+        raise EnvError(problem) from error
     if isinstance(made, JaxEnv):
         return JaxVector(made, count)
     if isinstance(made, JaxAgents):

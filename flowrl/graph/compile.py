@@ -33,14 +33,13 @@ def compile_graph(graph: Graph) -> Plan:
     # A graph that is broken can't be traced, but its other problems are reported with it.
     found = Trace()
     traced = not problems
-    problems += [
-        *ends(graph),
-        *((n.name, text) for n in graph.nodes for text in n.op.review(graph)),
-    ]
+    of_settings = [(n.name, text) for n in graph.nodes for text in n.op.review(graph)]
+    problems += [*ends(graph), *of_settings]
     if traced:
         with rarely_collected():
             found = trace(graph)
-        problems += found.problems
+        # What is wrong with the settings of a node explains better why it fails.
+        problems += [x for x in found.problems if x[0] not in dict(of_settings)]
         problems += _unreported(graph, found)
         problems += _ambiguous(found)
     reviewed = list(review(graph, found, traced and bool(found.rows) and not found.problems))

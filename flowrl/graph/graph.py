@@ -347,7 +347,7 @@ class Graph:
         Raises:
             SettingError: there is no such setting, or it can't take the value.
         """
-        names = {**self.resources, **{n.name: n.op for n in self.nodes}}
+        names, address = {**self.resources, **{n.name: n.op for n in self.nodes}}, str(address)
         # The longest name, since a node of a chain has a dot in its own.
         owner = max((n for n in names if address.startswith(f"{n}.")), key=len, default=None)
         if owner is None:

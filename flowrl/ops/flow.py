@@ -11,6 +11,7 @@ import jax
 
 from flowrl.core.items import Batch, Filling, steps_of
 from flowrl.errors import ContractError, SettingError, a
+from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref, Stateless
 from flowrl.graph.settings import check_at_least_1
@@ -128,6 +129,18 @@ def _in_order(by_node: Mapping[str, Any] | None) -> list[tuple[str, Any]] | None
     return None if by_node is None else list(by_node.items())
 
 
+def _misnamed(
+    operator: Operator, graph: Graph, what: str, by_node: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield which names of a mapping are of no node before an operator, and what comes in there."""
+    for node in (node for node in graph.nodes if node.op is operator):
+        if wrong := [name for name in by_node if name not in node.after]:
+            before = ", ".join(node.after) or "none"
+            yield f"has a {what} for {wrong[0]}, which is not before it; before it are: {before}"
+        elif lacking := [name for name in node.after if name not in by_node]:
+            yield f"has no {what} for {lacking[0]}, which is before it"
+
+
 @dataclass(frozen=True)
 class Merge(Operator):
     """Merge several streams into one, as items come or by fixed weights.
@@ -156,6 +169,11 @@ class Merge(Operator):
             raise SettingError(
                 f"weights must be whole numbers from 1 on by node, or None, got {self.weights!r}"
             )
+
+    def review(self, graph: Graph) -> Iterator[str]:
+        """Report nodes whose items have no weight, and weights of no such node."""
+        if self.weights is not None:
+            yield from _misnamed(self, graph, "weight", self.weights)
 
     def __eq__(self, other: object) -> bool:
         """Return whether another one gives the same turns: the order of the nodes counts."""
@@ -275,6 +293,10 @@ class Switch(Operator):
             )
         if self.runners is None and any(isinstance(end, UntilReturn) for end in ends):
             raise SettingError('UntilReturn needs someone to play: add runners="runners"')
+
+    def review(self, graph: Graph) -> Iterator[str]:
+        """Report nodes whose items have no phase, and phases of no such node."""
+        yield from _misnamed(self, graph, "phase", self.items)
 
     def __eq__(self, other: object) -> bool:
         """Return whether another one has the same phases: the order of the nodes counts."""

@@ -423,6 +423,11 @@ def _part(path: Path, space: gym.Space[Any]) -> ObsPart:
             "MultiDiscrete, MultiBinary, and a Dict or Tuple of these: make them such by a wrapper "
             "(gymnasium.wrappers.TransformObservation)"
         )
+    if 0 in (space.shape or ()):
+        raise PolicyError(
+            f"observations in {space} hold no number; where there is nothing to observe, give them "
+            "one that is always the same: Box(0, 1, (1,))"
+        )
     declared: np.dtype[Any] = np.dtype(space.dtype)
     dtype: np.dtype[Any]
     bounds = None

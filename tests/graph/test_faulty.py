@@ -67,6 +67,16 @@ class TextObservations(gym.Env):
     action_space = gym.spaces.Discrete(2)
 
 
+class Nothing(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (0,))
+    action_space = gym.spaces.Discrete(2)
+
+
+class Sized(gym.Env):
+    def __init__(self, size):
+        self.size = size
+
+
 class TextActions(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (2,))
     action_space = gym.spaces.Text(3)
@@ -136,6 +146,8 @@ def mixed_up():
     return graph.then(after=("sync_learner", "sync_second"), both=Merge(), report=fl.Report(2))
 
 
+END = {"train": T(), "sync": Y(), "report": R()}
+
 FAULTY = [
     # (what is wrong, the graph, the nodes that are named - with ? where they need not be -, the
     # message)
@@ -151,6 +163,21 @@ FAULTY = [
         lambda: two_learners().rename("g").replace(select_blue=fl.Select("red")),
         "train_blue",
         r"it trains blue, the policy of runners.blue, on data of runners.red",
+    ),
+    # -- names of nodes
+    (
+        "a weight for no node",
+        lambda: line(sample=S(), batch=C(128), mix=fl.Merge({"bach": 1}), adv=A(), **END),
+        "mix",
+        r"has a weight for bach, which is not before it; before it are: batch",
+    ),
+    (
+        "a phase of no node",
+        lambda: line(
+            sample=S(), batch=C(128), mix=fl.Switch({"batch": 2, "x": None}), adv=A(), **END
+        ),
+        "mix",
+        r"has a phase for x, which is not before it; before it are: batch",
     ),
     # -- shapes
     (
@@ -492,6 +519,21 @@ FAULTY = [
         lambda: recipe(runners=runners(fails)),
         "runners",
         "fails could not be made: OSError: no licence",
+    ),
+    (
+        "an environment that lacks an argument",
+        lambda: recipe(runners=runners(Sized)),
+        "runners",
+        (
+            r"Sized could not be made: TypeError: .* required positional argument: 'size'.*; set "
+            r"env_settings={'size': \.\.\.} of its runners, or give functools\.partial\(Sized,"
+        ),
+    ),
+    (
+        "observations without numbers",
+        lambda: recipe(runners=runners(Nothing)),
+        "learner",
+        r"hold no number; where there is nothing to observe, give them one that is always the same",
     ),
     (
         "an environment that is none",
