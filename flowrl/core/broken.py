@@ -12,8 +12,8 @@ from flowrl.errors import EnvError
 NOT_FINITE, LATE, LEFT, NOBODY = range(4)
 """What an environment can do wrong."""
 TEXTS = {
-    NOT_FINITE: "gave an observation or a reward that is not finite, or a mask that allows no "
-    "action",
+    NOT_FINITE: "gave an observation or a reward that is not finite, an observation that is none "
+    "of its space's choices, or a mask that allows no action",
     LATE: "gave a reward to this agent, whose episode is over",
     LEFT: "left this agent without an end of its episode: nobody acts next, and it neither "
     "terminated nor was truncated",

@@ -376,6 +376,24 @@ class Spaces:
             flat.append(x.reshape(*x.shape[: x.ndim - len(part.shape)], -1) > 0)
         return xp.concatenate(flat, -1)
 
+    def outside(self, arrays: Mapping[str, Array]) -> Array | None:
+        """Return which observations are none of the space's choices; None where it has none.
+
+        Args:
+            arrays: observations ``[..., *shape]`` by name, of NumPy or JAX.
+
+        Returns:
+            ``bool[...]``.
+        """
+        found = None
+        for part in self.parts:
+            if part.bounds is not None:
+                x, (least, most) = arrays[part.name], part.bounds
+                wrong = (x < least) | (x > most)
+                wrong = wrong.any(tuple(range(wrong.ndim - len(part.shape), wrong.ndim)))
+                found = wrong if found is None else found | wrong
+        return found
+
     def nothing_allowed(self, arrays: Mapping[str, Array], xp: Any = np) -> Array | None:
         """Return where some number of an action has no choice, ``bool[...]``; None without a mask.
 

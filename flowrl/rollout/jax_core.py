@@ -62,18 +62,26 @@ def first_broken(seen: Sequence[tuple[int, Array]]) -> Array:
     return jnp.where(jnp.any(broken), found, NONE).astype(jnp.int32)
 
 
-def nothing_allowed(
-    spaces: Spaces, obs: Mapping[str, Array], valid: Array
+def misfits(
+    spaces: Spaces, obs: Mapping[str, Array], last: Mapping[str, Array], valid: Array
 ) -> list[tuple[int, Array]]:
-    """Return what `first_broken` takes to find where a mask allows no action; empty without one.
+    """Return what `first_broken` takes to find what the spaces of an environment rule out.
+
+    That is where a mask allows no action, and where an observation is none of the choices.
 
     Args:
         spaces: of the environment.
         obs: observations ``[T, B, ...]`` by name.
+        last: those after the last row ``[B, ...]``.
         valid: ``[T, B]``, which rows are steps.
     """
-    nothing = spaces.nothing_allowed(obs, jnp)
-    return [] if nothing is None else [(0, jnp.where(nothing & valid, jnp.nan, 0.0))]
+    nothing, after = spaces.nothing_allowed(obs, jnp), {name: x[None] for name, x in last.items()}
+    found = [
+        (0, None if nothing is None else nothing & valid),
+        (0, spaces.outside(obs)),
+        (valid.shape[0], spaces.outside(after)),
+    ]
+    return [(offset, jnp.where(x, jnp.nan, 0.0)) for offset, x in found if x is not None]
 
 
 @dataclass(frozen=True)
@@ -178,12 +186,13 @@ class Core:
         rows_before = runners["turn"] * self.spec.rollout_length
         first_rows = jnp.repeat(rows_before.astype(jnp.int32), self.spec.envs_per_runner)
         # Rewards are checked as the environment gave them, before they are scaled and clipped.
-        seen, last = fields_of("obs", rows.pop("obs")), fields_of("bootstrap_obs", after["obs"])
+        seen, last = fields_of("obs", rows.pop("obs")), fields_of("obs", after["obs"])
         ended["broken"] = self._broken(rows, seen, last, first, first_rows)
         runners, rows = self._scaled({**runners, "turn": runners["turn"] + 1}, rows)
         if self.spec.clip_rewards is not None:
             bound = self.spec.clip_rewards
             rows["reward"] = jnp.clip(rows["reward"], -bound, bound)
+        last = fields_of("bootstrap_obs", after["obs"])
         batch_columns = {**last, "first": first_rows, **before}
         return (
             self._whole(work, after, runners, first, count),
@@ -229,13 +238,14 @@ class Core:
     ) -> Array:
         """Return ``int32[3]``: environment, runner and steps of the first number not finite.
 
-        So is the first step at which a mask allows no action. An observation came before the step
-        of its row, a reward with it.
+        So is the first step at which a mask allows no action, and the first observation that is
+        none of its space's choices. An observation came before the step of its row, a reward with
+        it.
         """
         envs, steps = self.spec.envs_per_runner, self.spec.rollout_length
         seen = [(1, rows["reward"]), *((0, x) for x in obs.values())]
         seen += [(steps, x[None]) for x in last_obs.values()]
-        seen += nothing_allowed(self.spec.spaces(), obs, rows["valid"])
+        seen += misfits(self.spec.spaces(), obs, last_obs, rows["valid"])
         column, step = first_broken(seen)
         return jnp.stack([first * envs + column, first + column // envs, first_rows[column] + step])
 

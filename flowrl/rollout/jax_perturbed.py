@@ -137,7 +137,7 @@ class JaxPerturbed:
             "return": zeros,
             "length": zeros.astype(jnp.int32),
             "over": zeros > 0,
-            "broken": ~_finite(obs, zeros),
+            "broken": self._wrong(obs, zeros),
             "step": jnp.uint32(0),
             **sums,
         }
@@ -173,7 +173,7 @@ class JaxPerturbed:
         state, obs, reward, over = advance_each(
             self.core.env, now["state"], now["over"], action, bits
         )
-        broken = ~_finite(obs, reward)
+        broken = self._wrong(obs, reward)
         # What an episode ends with may allow nothing, so it is asked of what was acted on.
         nothing = self.spec.spaces().nothing_allowed(fields_of("obs", now["obs"]), jnp)
         if nothing is not None:
@@ -192,6 +192,11 @@ class JaxPerturbed:
             "step": now["step"] + 1,
             **self._sums(now, live),
         }
+
+    def _wrong(self, obs: Any, reward: Array) -> Array:
+        """Return whether a lane got what is not finite, or none of the space's choices."""
+        wrong, outside = ~_finite(obs, reward), self.spec.spaces().outside(fields_of("obs", obs))
+        return wrong if outside is None else wrong | outside
 
     def _sums(self, now: State, live: Array) -> State:
         """Return the moments of what the lanes saw, with the observations acted on now."""

@@ -14,7 +14,7 @@ from flowrl.core.broken import LATE, LEFT, NOBODY, NONE, NOT_FINITE
 from flowrl.envs.jax_agents import JaxAgents, advance_agents, begin_agents, names_of_agents
 from flowrl.envs.jax_envs import where_rows
 from flowrl.rl.policies import Weights
-from flowrl.rollout.jax_core import first_broken, nothing_allowed
+from flowrl.rollout.jax_core import first_broken, misfits
 from flowrl.rollout.jax_part import JaxPart
 from flowrl.rollout.jax_statistics import no_episodes, reported, with_episodes
 from flowrl.rollout.jax_team_evaluation import evaluated
@@ -308,12 +308,13 @@ class TeamCore:
     ) -> Array:
         """Return the first number of a rollout that is not finite, as `Broken` has it.
 
-        So is the first turn at which a mask allows no action.
+        So is the first turn at which a mask allows no action, and the first observation that is
+        none of its space's choices.
         """
         # An observation came before the turn of its row, a reward with it.
         seen = [(1, data["reward"]), *((0, data[name]) for name in last)]
         seen += [(self.spec.rollout_length, x[None]) for x in last.values()]
-        seen += nothing_allowed(part.spec.spaces(), data, data["valid"])
+        seen += misfits(part.spec.spaces(), data, last, data["valid"])
         column, row = first_broken(seen)
         found = self._numbers(part, NOT_FINITE, jnp.maximum(column, 0), row, first, first_rows)
         return jnp.where(column < 0, NONE, found).astype(jnp.int32)

@@ -130,7 +130,7 @@ class RowMaker(Keeping):
         return columns
 
     def _check_environments(self, broken: Any) -> None:
-        """Raise if an environment gave numbers that are not finite.
+        """Raise if an environment gave what no policy can learn from.
 
         Args:
             broken: three numbers: the first such environment, counted over all runners, or -1;
@@ -148,8 +148,8 @@ class RowMaker(Keeping):
         raise EnvError(
             f"environment {env}, counted over all runners, which is one of runner {runner}, at "
             f"its step {step:,} with its resets, gave an observation or a reward that is not "
-            f"finite, or a mask that allows no action, before row {self.totals['row'] + 1}; fix "
-            "the environment",
+            "finite, an observation that is none of its space's choices, or a mask that allows no "
+            f"action, before row {self.totals['row'] + 1}; fix the environment",
             self.graph,
             env=env,
             runner=runner,

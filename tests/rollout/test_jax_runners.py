@@ -249,6 +249,64 @@ def test_a_nan_is_found_in_a_rollout_of_any_size(shape):
     assert first_broken([(0, seen)]).tolist() == [3, 7]
 
 
+THREE = gym.spaces.Discrete(3)
+
+
+class Leaving(fl.envs.JaxEnv):
+    """Gives a choice that its space lacks from step 3 on."""
+
+    observation_space, action_space = THREE, gym.spaces.Discrete(2)
+
+    def reset(self, key):
+        return jnp.int32(0), jnp.int32(0)
+
+    def step(self, state, action, key):
+        return state + 1, state + 1, 1.0, state >= 5, False
+
+
+class Staying(Leaving):
+    """Gives all choices of its space."""
+
+    def step(self, state, action, key):
+        return state + 1, jnp.minimum(state + 1, 2), 1.0, state >= 5, False
+
+
+@pytest.mark.parametrize("runtime", ["local", "xla"])
+@pytest.mark.parametrize("make", [fl.ppo, fl.es])
+def test_an_observation_that_is_none_of_the_choices_is_found(make, runtime):
+    rollouts = {"envs_per_runner": 2, "rollout_length": 8, "batch_size": 16, "minibatch_size": 16}
+    graph = make(Leaving, **(rollouts if make is fl.ppo else {}))
+    with (
+        pytest.raises(fl.errors.EnvError, match="none of its space's choices"),
+        fl.run(graph, runtime=runtime, steps=200) as run,
+    ):
+        list(run)
+    inside = graph.set("runners.env", Staying)
+    with fl.run(inside, runtime=runtime, steps=16) as run:
+        list(run)
+
+
+class LeavingAgent(fl.envs.JaxAgents):
+    """Gives its only agent a choice that its space lacks from step 3 on."""
+
+    observation_spaces, action_spaces = {"a": THREE}, {"a": gym.spaces.Discrete(2)}
+
+    def reset(self, key):
+        return jnp.int32(0), {"a": jnp.int32(0)}, {"a": jnp.bool_(True)}
+
+    def step(self, state, action, key):
+        over = {"a": state >= 5}
+        acts = {"a": jnp.bool_(True)}
+        return state + 1, {"a": state + 1}, {"a": 1.0}, over, {"a": jnp.bool_(False)}, acts
+
+
+def test_an_observation_of_an_agent_that_is_none_of_the_choices_is_found():
+    graph = fl.multi_ppo(LeavingAgent, envs_per_runner=2, rollout_length=16, minibatch_size=16)
+    says = "for agent a at its row 3, .* none of its space's choices"
+    with pytest.raises(fl.errors.EnvError, match=says), fl.run(graph, steps=200) as run:
+        list(run)
+
+
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_reward_that_is_not_finite_is_found_in_rollouts_of_any_length(steps):
     graph = fl.ppo(

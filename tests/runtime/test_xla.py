@@ -209,8 +209,8 @@ def test_ctrl_c_ends_within_a_chunk_and_what_there_is_is_saved(tmp_path):
 def test_a_nan_ends_the_run_with_its_row_and_keeps_the_last_good_policy():
     bad = TINY.set("runners.env_settings", {"nan_at": 11})
     says = (
-        "environment [01], .* gave an observation or a reward that is not finite, or a mask "
-        "that allows no action, before row 3; "
+        "environment [01], .* gave an observation or a reward that is not finite, an observation "
+        "that is none of its space's choices, or a mask that allows no action, before row 3; "
         "fix the environment"
     )
     with (
