@@ -660,7 +660,7 @@ def test_graphs_for_actions_in_a_box_read_images_by_convolutions(name):
     graph.compile()
     policy = graph.resources["learner"].policy
     net = network(policy, Spaces(Seen.observation_space, Seen.action_space))
-    params = net.init(jax.random.key(0)).params
+    params = jax.eval_shape(net.init, jax.random.key(0)).params
     assert any(x.ndim == 4 for x in params.values()), "no kernel of a convolution"
     if name not in ("bc", "marwil"):
         with pytest.raises(fl.errors.CheckError, match=r"normalize"):
@@ -675,7 +675,7 @@ def test_convolutions_before_critics_learn_nothing_from_the_actor(kind):
 
     def learning(function):
         """Return which layers have a gradient, by the first part of their names."""
-        found = nnx.grad(lambda m: (function(m) ** 2).sum())(module)
+        found = nnx.jit(nnx.grad(lambda m: (function(m) ** 2).sum()))(module)
         return {path[0] for path, x in nnx.to_flat_state(found) if np.any(x[...])}
 
     assert learning(lambda m: m(obs)[0]) == {"actor", "action"}

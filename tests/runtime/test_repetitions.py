@@ -126,7 +126,7 @@ ONE_BY_ONE = fl.XlaRuntime(chunk=1)
         "a row with each",
         pytest.param("no row", marks=pytest.mark.system),
         "two or three",
-        "rows of three",
+        pytest.param("rows of three", marks=pytest.mark.system),
         pytest.param("rows of two", marks=pytest.mark.system),
         pytest.param("a counter", marks=pytest.mark.system),
     ],
@@ -197,7 +197,8 @@ def test_a_reporting_operator_of_the_user_s_own_computes_with_what_it_is_given()
 EVALUATED = [
     # What was played is kept until a row takes it, so the first item after a row differs.
     (1, 6, scans((1, 2), *[(1, 1), (1, 5)] * 2, (1, 1), (1, 1))),
-    pytest.param(8, 8, scans((8, 2), closes=True), marks=pytest.mark.system),
+    # Updates between two evaluations are alike, whatever their number.
+    pytest.param(8, 8, scans(*[(1, 7), (1, 1)] * 2), marks=pytest.mark.system),
 ]
 
 
