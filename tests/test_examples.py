@@ -1,6 +1,7 @@
 """Every example runs, with few steps."""
 
 import importlib
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,14 @@ from flax import nnx
 import flowrl as fl
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_the_edits_of_the_tutorial_lead_to_the_stock_graph(capsys):
+    text = (EXAMPLES.parent / "docs/tutorials/ppo_to_impala.md").read_text(encoding="utf-8")
+    cells = re.findall(r"```\{code-cell\} python\n(.*?)```", text, re.DOTALL)
+    last = next(i for i, cell in enumerate(cells) if "the stock graph" in cell)
+    exec("\n".join(cells[: last + 1]), {})
+    assert "the stock graph: True" in capsys.readouterr().out
 
 
 @pytest.mark.system

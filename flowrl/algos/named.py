@@ -289,12 +289,14 @@ def _hints(of: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(of)
     except NameError:
-        known = vars(sys.modules[of.__module__])
         found: dict[str, Any] = {}
-        for name, hint in inspect.get_annotations(of).items():
-            with suppress(NameError):
-                alone = SimpleNamespace(__annotations__={name: hint})
-                found |= typing.get_type_hints(alone, known)
+        # A class has the fields of its bases, too.
+        for each in reversed(inspect.getmro(of)) if isinstance(of, type) else (of,):
+            known = getattr(each, "__globals__", vars(sys.modules.get(each.__module__, typing)))
+            for name, hint in inspect.get_annotations(each).items():
+                with suppress(NameError):
+                    alone = SimpleNamespace(__annotations__={name: hint})
+                    found |= typing.get_type_hints(alone, known)
         return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -186,14 +187,8 @@ def _made(
     except (SettingError, EnvError) as error:
         raise error.at(env_name(env)) from None
     except Exception as error:
-        problem = f"{env_name(env)} could not be made: {raised(error)}"
-        if isinstance(error, TypeError) and (
-            lacking := re.search(r"required .*'(\w+)'", str(error))
-        ):
-            whole = f"functools.partial({env_name(env)}, {lacking[1]}=...) in place of it"
-            problem += f"; set env_settings={{'{lacking[1]}': ...}} of its runners"
-            problem += "" if isinstance(env, str) else f", or give {whole}"
-        raise EnvError(problem) from error
+        how = _lacking(env, error)
+        raise EnvError(f"{env_name(env)} could not be made: {raised(error)}{how}") from error
     if isinstance(made, JaxEnv):
         return JaxVector(made, count)
     if isinstance(made, JaxAgents):
@@ -390,14 +385,33 @@ def _spaces(env: Make, observation: Any, action: Any) -> Spaces:
     return Spaces(observation, action)
 
 
+def _lacking(env: Make, error: Exception) -> str:
+    """Return where to give the arguments that a function lacked to make one; empty if none."""
+    found = re.findall(r"'(\w+)'", str(error).partition("required")[2])
+    if not isinstance(error, TypeError) or isinstance(env, str) or not found:
+        return ""
+    # What failed within it may be the call of another function.
+    if not set(found) <= set(inspect.signature(env).parameters):
+        return ""
+    settings = ", ".join(f"'{name}': ..." for name in found)
+    named = ", ".join(f"{name}=..." for name in found)
+    return (
+        f"; set env_settings={{{settings}}} of its runners, or give "
+        f"functools.partial({env_name(env)}, {named}) in place of it"
+    )
+
+
 def _has_moments(env: Any) -> bool:
     """Return whether one of the wrappers of an environment normalises observations."""
-    while env is not None:
-        if isinstance(env, NormalizeObservation | NormalizeVector):
-            return True
-        # Within a vector there are several, which are alike.
-        env = getattr(env, "env", None) or next(iter(getattr(env, "envs", ())), None)
-    return False
+    while not isinstance(env, NormalizeObservation | NormalizeVector):
+        if isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
+            env = env.env
+        elif isinstance(env, gym.vector.SyncVectorEnv):
+            # Within a vector there are several, which are alike.
+            env = env.envs[0]
+        else:
+            return False
+    return True
 
 
 def probe(

@@ -1,6 +1,6 @@
 """The rules of a graph's structure.
 
-Rules that know reinforcement learning are part of the resources (`Resource.review`).
+Rules that know reinforcement learning are part of operators and resources (their `review`).
 """
 
 from __future__ import annotations

@@ -6,18 +6,18 @@ The rules of structure come first, then the abstract trace, then the rules that 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from flowrl.core.garbage import rarely_collected
 from flowrl.core.items import Trained
 from flowrl.errors import CheckError
 from flowrl.graph.check import Problem, broken, downstream_of_queues, ends, hiding
 from flowrl.graph.graph import Graph
+from flowrl.graph.period import Did
 from flowrl.graph.plan import Plan
 from flowrl.graph.refs import refs, resource_and_part
 from flowrl.graph.trace import Trace, Traffic, trace
-from flowrl.graph.use import SAMPLED, Use
+from flowrl.graph.use import REPLAYED, SAMPLED, Use
 
 
 def compile_graph(graph: Graph) -> Plan:
@@ -74,8 +74,8 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
     queues = downstream_of_queues(graph)
     largest_lags = {node: _largest(lags) for node, lags in found.lags.items()}
     stuck = found.exact and bool(found.steady) and not found.rows
-    replays = _sources(graph, counts, "replayed_steps")
-    samplers = _sources(graph, counts, *SAMPLED)
+    replays = _sources(graph, found.ever, REPLAYED)
+    samplers = _sources(graph, found.ever, SAMPLED)
     for name, resource in graph.resources.items():
         users = _users(graph, name)
         use = Use(
@@ -107,9 +107,9 @@ def _strangers(
         name: the resource.
         samplers: by node that refers to it: the runners upstream, or the parts of them.
     """
-    near = {target for target, _ in refs(graph.resources[name]).values()}
+    near = {str(target) for target, _ in refs(graph.resources[name]).values()}
     for node in (n for n in graph.nodes if n.name in samplers):
-        targets = {field: target for field, (target, _) in refs(node.op).items()}
+        targets = {field: str(target) for field, (target, _) in refs(node.op).items()}
         near |= {targets[field] for field in node.op.writes if field in targets}
 
     def strange(runners: str) -> bool:
@@ -120,24 +120,29 @@ def _strangers(
     return {node: list(filter(strange, of)) for node, of in samplers.items()}
 
 
-def _sources(
-    graph: Graph, counts: Mapping[str, Mapping[str, Mapping[str, int]]], *counters: str
-) -> dict[str, tuple[str, ...]]:
-    """Return by node the resources of which it, or what is upstream of it, counts one of these.
+def _sources(graph: Graph, ever: Did, counters: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return by node the resources that it, or what is upstream of it, ever took experience from.
 
-    Downstream of an operator that takes a part out, that is the part, such as ``runners.red``.
+    Downstream of an operator that takes a part out, that is the part, such as ``runners.red``. What
+    takes experience from a resource does not pass on what it is given.
+
+    Args:
+        graph: the graph.
+        ever: by node, resource and counter: what was done.
+        counters: what counts steps that are taken from such a resource.
     """
     import networkx as nx
 
+    taken = [(node, of, what) for (node, of, what), number in ever.items() if number]
+    takers = {node for node, _, what in taken if what in (*SAMPLED, *REPLAYED, "draws")}
     found: dict[str, tuple[str, ...]] = {}
-    counted = set(counters)
     nodes = {node.name: node for node in graph.nodes}
     for name in nx.topological_sort(graph.digraph()):
-        node = nodes[name]
-        upstream = [source for before in node.after for source in found[before]]
-        if part := node.op.takes_part:
+        before = () if name in takers else nodes[name].after
+        upstream = [source for each in before for source in found[each]]
+        if part := nodes[name].op.takes_part:
             upstream = [f"{resource_and_part(source)[0]}.{part}" for source in upstream]
-        own = [r for r, by in counts.items() if counted.intersection(+Counter(by.get(name, {})))]
+        own = [of for node, of, what in taken if node == name and what in counters]
         found[name] = tuple(dict.fromkeys((*own, *upstream)))
     return found
 

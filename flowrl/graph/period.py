@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +23,8 @@ class Noted(NamedTuple):
 
     did: Did
     """What was done so far."""
-    lags: int
-    """How many mean policy lags were found so far."""
+    lags: Counter[float]
+    """How many updates had which mean policy lag so far."""
     filled: tuple[Filling, ...]
     """The numbers in the state that were filling up."""
 
@@ -34,8 +35,10 @@ class Noted(NamedTuple):
             now: where the trace is, in a state that differs in nothing but what fills up.
         """
         pairs = list(zip(self.filled, now.filled, strict=True))
-        # One that began again in between does not do so at the same moment next time.
-        if any(end != begin and end.turns != begin.turns for begin, end in pairs):
+        # One that began again in between does so at another moment next time, unless it is where it
+        # was.
+        again = (begin != end and (end < begin or end.turns != begin.turns) for begin, end in pairs)
+        if any(again):
             return 0
         # What happens at a mark must be seen, so each number stays below its own.
         left = [(end.mark - 1 - end) // (end - begin) for begin, end in pairs if end > begin]
@@ -84,7 +87,32 @@ class Search:
         """From where on means are taken: the first round, or the first one after a skip."""
         self.seen: dict[tuple[Static, tuple[Filling, ...]], Noted] = {}
         """By state: where the trace was in it."""
-        self.alike: dict[Static, Noted] = {}
-        """By state without what fills up: where the trace was in it last."""
+        self.alike: dict[tuple[Static, Hashable], Noted] = {}
+        """By state without what fills up, and by one with some of it: where the trace was then."""
         self.closings: list[Noted] = []
         """Where the trace was after each round from `start` on that closed a Row."""
+
+    def before(self, static: Static, now: Noted) -> Noted:
+        """Return where the trace was before, alike but for what fills up; `now` if it never was.
+
+        Of several that is the one since which most rounds can be skipped.
+        """
+        found = [self.alike.get(key, now) for key in _keys(static, now)]
+        return max(found, key=lambda x: x.fits(now) * (now.did[ROUNDS] - x.did[ROUNDS]))
+
+    def note(self, static: Static, now: Noted) -> None:
+        """Remember where the trace is."""
+        self.seen[static, now.filled] = now
+        self.alike.update(dict.fromkeys(_keys(static, now), now))
+
+
+def _keys(static: Static, now: Noted) -> Iterator[tuple[Static, Hashable]]:
+    """Yield under what a state is remembered: alone, and with some of the numbers that fill up.
+
+    While one of them grows, another may begin again many times, as the count of an `Evaluate` does
+    while a replay fills up. What fits is then a state in which it was the same.
+    """
+    yield static, ()
+    yield static, tuple(int(x) if x.turns else None for x in now.filled)
+    for index, number in enumerate(now.filled):
+        yield static, (index, number)

@@ -46,8 +46,10 @@ class Plan:
     @property
     def expected_lag(self) -> float:
         """The mean policy lag where stages take turns, in updates."""
+        if math.isnan(self.lag):
+            return math.nan
         means = self.found.mean_lags
-        return math.nan if math.isnan(self.lag) else sum(means) / max(len(means), 1)
+        return sum(lag * number for lag, number in means.items()) / max(means.total(), 1)
 
     @property
     def lag_bound(self) -> float:

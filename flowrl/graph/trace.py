@@ -33,6 +33,8 @@ PATIENCE = 10_000
 
 They are no seconds, for a plan must be the same on each machine: a run goes on only with its own.
 """
+LONG_ROWS = 8
+"""Rows as long as the first one that are looked through at least: a period may be of several."""
 UNFILLED = 1_000
 """Rounds that the trace runs at least, even after its patience is over, before it ends without a
 further Row.
@@ -119,8 +121,8 @@ class Trace:
     """
     gradient_data_lags: dict[tuple[str, str], float] = field(default_factory=dict)
     """By node and learner whose gradients it yields: the largest lag of their data, or NaN."""
-    mean_lags: list[float] = field(default_factory=list)
-    """The mean policy lag of each update that a node yields or passes on in the steady period."""
+    mean_lags: Counter[float] = field(default_factory=Counter)
+    """How many updates that a node yields or passes on in it have which mean policy lag."""
     metrics: dict[str, str] = field(default_factory=dict)
     """By name of a metric that `Context.metric` or an environment reports: what reports it."""
     timed: bool = False
@@ -223,8 +225,8 @@ class Tracer:
         """
         found, patience, most_rounds = self.found, 0, 0
         static, filled = self.signature(schedule)
-        search = Search(Noted(self.snapshot(), 0, filled))
-        search.seen[static, filled] = search.alike[static] = search.start
+        search = Search(Noted(self.snapshot(), Counter(), filled))
+        search.note(static, search.start)
         self.between(schedule)
         for rounds_run in itertools.count(1):
             closed_row = self._round(schedule)
@@ -234,7 +236,7 @@ class Tracer:
             # Patience starts again with the first Row, which may be long, and with the first after
             # a skip, where the search for means begins again.
             if rounds_run == 1 or (closed_row and not search.closings):
-                patience = self.steps + PATIENCE
+                patience = PATIENCE + LONG_ROWS * self.steps
                 most_rounds = UNFILLED + 3 * rounds_run
             # Once late, end with a Row that is not the first, for means need two. Where none
             # closes, go on for UNFILLED rounds beyond three times those up to the first Row, which
@@ -265,28 +267,25 @@ class Tracer:
             late: whether patience is over, so that means must do.
         """
         static, filled = self.signature(schedule)
-        now = Noted(self.snapshot(), len(self.found.mean_lags), filled)
+        now = Noted(self.snapshot(), Counter(self.found.mean_lags), filled)
         if closed_row:
             search.closings.append(now)
         since = search.seen.get((static, filled))
         if since is not None:
             self.repeats(since, now)
             return True
-        if late:
+        before = search.before(static, now)
+        if late and not before.fits(now):
             same_tree = [seen.facts for seen, _ in search.seen if seen.tree == static.tree]
             self.found.restless = self.restless(schedule, same_tree)
             self._take_means(search, now)
             return True
-        search.seen[static, filled] = now
-        before = search.alike.pop(static, now)
-        if self.skip(schedule, before, now):
-            # What fills up for the first time is a beginning: rounds before the skip are no part of
-            # a mean over rounds after it.
-            if before.begins(now):
-                lags = len(self.found.mean_lags)
-                search.start, search.closings = Noted(self.snapshot(), lags, ()), []
-        else:
-            search.alike[static] = now
+        search.note(static, now)
+        # What fills up for the first time is a beginning: rounds before the skip are no part of a
+        # mean over rounds after it.
+        if self.skip(schedule, before, now) and before.begins(now):
+            lags = Counter(self.found.mean_lags)
+            search.start, search.closings = Noted(self.snapshot(), lags, ()), []
         return False
 
     def _take_means(self, search: Search, now: Noted) -> None:
@@ -319,8 +318,9 @@ class Tracer:
         # In the order in which a signature lists them: operators' states, then those of resources
         # by sorted name, as JAX flattens a dict.
         raised = iter(before.risen(now, times))
-        # The mean policy lag is that of all updates.
-        self.found.mean_lags += times * self.found.mean_lags[before.lags : now.lags]
+        self.found.mean_lags.update(
+            {lag: times * (number - before.lags[lag]) for lag, number in now.lags.items()}
+        )
 
         def filled(x: Any) -> Any:
             return next(raised) if isinstance(x, Filling) else x
@@ -340,7 +340,7 @@ class Tracer:
         found.ever = now.did
         found.warmup_rounds, found.warmup_rows = since.did[ROUNDS], since.did[ROWS]
         found.warmup_steps = _sampled(since.did)
-        found.mean_lags = found.mean_lags[since.lags : now.lags]
+        found.mean_lags = now.lags - since.lags
         found.rows, found.reported = period[ROWS], period[REPORTED]
         found.steady = {node.name: _traffic(node.name, period) for node in self.graph.nodes}
 
@@ -442,7 +442,7 @@ class Tracer:
             self.found.idle_steps = _sampled(self.snapshot())
         mean, largest = map(_known, trained.lag)
         self.found.lags.setdefault(node, []).append(largest)
-        self.found.mean_lags.append(mean)
+        self.found.mean_lags[mean] += 1
 
     def called(self, resource: str, verb: str) -> None:
         """Note that the node at work calls a verb that is for one stage only.

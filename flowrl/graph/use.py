@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 SAMPLED = ("sampled_steps", "most_sampled_steps")
 """The counters of steps that runners sample; of whole episodes only the most is known."""
 
+REPLAYED = ("replayed_steps",)
+"""The counter of steps that are sampled from a replay."""
+
 
 @dataclass(frozen=True)
 class Use:

@@ -23,7 +23,7 @@ import numpy as np
 
 from flowrl.core.importing import importing
 from flowrl.errors import FlowrlError, GraphError, SaveError, SettingError, unknown
-from flowrl.graph.keywords import check_keywords
+from flowrl.graph.keywords import check_keywords, completed
 from flowrl.graph.names import harmless, name_of, own_class, public, public_names
 
 PLAIN = {
@@ -88,11 +88,11 @@ class Spec(Printed):
         return (
             type(other) is type(self)
             and self.fn == other.fn
-            and _same(dict(self.settings), dict(other.settings))
+            and _same(*completed(self.fn, self.settings, other.settings))
         )
 
     def __hash__(self) -> int:
-        return hash((type(self), self.fn, tuple(sorted(self.settings))))
+        return hash((type(self), self.fn))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (self.made, (self.fn, dict(self.settings)))

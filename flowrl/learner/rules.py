@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from inspect import isabstract
+from itertools import chain
 
 from flowrl.core.items import Batch
 from flowrl.core.texts import plural
@@ -74,7 +75,7 @@ def lacking(loss: Loss, batch: Batch, added: Mapping[str, str]) -> str:
     """
     missing = [name for name in loss.needs if not batch.has(name)]
     if not missing:
-        return _misshapen(batch)
+        return _misshapen(loss, batch)
     # Transitions have no order in time, which operators that work on rollouts need.
     has_order = not batch.has("next_obs")
     operators = {added[name] for name in missing if name in added and has_order}
@@ -88,10 +89,11 @@ def lacking(loss: Loss, batch: Batch, added: Mapping[str, str]) -> str:
     )
 
 
-def _misshapen(batch: Batch) -> str:
-    """Return which field has more than one number a row, and the way out; empty if none."""
-    rows = batch.shape
-    for name in (x for x in ONE_A_ROW if x in batch.data and batch.data[x].shape != rows):
+def _misshapen(loss: Loss, batch: Batch) -> str:
+    """Return which field of a loss has more than one number a row; empty if none."""
+    rows, read = batch.shape, {"valid", *loss.needs}
+    found = [name for name in ONE_A_ROW if name in read and name in batch.data]
+    for name in (name for name in found if batch.data[name].shape != rows):
         shape = list(batch.data[name].shape)
         return f"{name} is {shape}, but it has one number a row, which is {list(rows)}"
     return ""
@@ -117,7 +119,7 @@ def stale_data(use: Use, kind: str, runners: str) -> Iterator[tuple[str, str]]:
         kind: the name of the loss's class.
         runners: the name of the learner's runners.
     """
-    if replays := next(iter(use.replays.values()), ()):
+    if replays := list(chain(*use.replays.values())):
         problem = f"{kind} is on-policy, but {replays[0]} gives data of any age"
         yield use.name, f"{problem}; take a loss such as DQNLoss, or train on fresh samples"
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Resource
-from flowrl.graph.refs import refs
+from flowrl.graph.refs import refs, resource_and_part
 from flowrl.graph.use import SAMPLED
 from flowrl.learner.learner import Learner
 from flowrl.replay.replay import Replay
@@ -32,7 +32,7 @@ def advice(plan: Plan) -> Iterator[str]:
                     "learner; a saved policy acts with teacher=fl.Frozen(DIR) among its resources"
                 )
         if isinstance(resource, Replay) and resource.sequence_length is not None:
-            runners = resources[str(resource.runners)]
+            runners = resources[resource_and_part(str(resource.runners))[0]]
             if isinstance(runners, Runners):
                 yield from (
                     f"{name}: {text}" for text in _of_sequences(resource, runners, resources)

@@ -160,9 +160,9 @@ class _Checked:
                 )
             found[part.name] = x = self._converted(field, x, part.dtype)
             if part.bounds is not None:
-                least, most = part.bounds
-                inside = (least <= x) & (x <= most)
-                self._check_all(field, inside, f"it holds {{}}, which is not in {space},", x)
+                self._check_all(
+                    field, ~part.outside(x), f"it holds {{}}, which is not in {space},", x
+                )
         return found
 
     def _actions(self, length: int) -> Array:

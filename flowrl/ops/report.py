@@ -15,6 +15,7 @@ from flowrl.errors import SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import Plan
 from flowrl.graph.protocols import Context, Operator, Ref
+from flowrl.graph.refs import resource_and_part
 from flowrl.graph.settings import check_at_least_1, check_not_negative
 from flowrl.rollout.evaluation import MAX_STEPS
 from flowrl.rollout.handle import RunnersHandle
@@ -132,7 +133,8 @@ class Evaluate(Operator):
     def review(self, graph: Graph) -> Iterator[str]:
         """Report runners whose results are in no row."""
         for node in graph.nodes:
-            if isinstance(report := node.op, Report) and report.runners != self.runners:
+            report, (whole, _) = node.op, resource_and_part(str(self.runners))
+            if isinstance(report, Report) and report.runners not in (self.runners, whole):
                 yield (
                     f"lets {self.runners} play, but no row has the result, for {node.name} reports "
                     f"{report.runners}; set runners={str(report.runners)!r}, or {node.name}'s "

@@ -116,7 +116,7 @@ class Replay(Resource):
         if use.idle and not use.did("added_steps"):
             problem = f"nothing is added to it before {use.idle[0]}"
             yield use.name, f"{problem}; put add=ReplayAdd() in front of it"
-        if not use.traced:
+        if not use.exact:
             return
         if not use.did("added_steps"):
             yield use.name, "nothing is added to it; put add=ReplayAdd() after a ParallelSample"

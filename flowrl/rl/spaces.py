@@ -102,26 +102,31 @@ class ObsPart:
             found: this part of them.
             verb: ``reset`` or ``step``, which returned them.
         """
-        if self.bounds is None:
+        if self.bounds is None or not (wrong := self.outside(found)).any():
             return ""
         least, most = self.bounds
-        wrong = (found < least) | (found > most)
-        if not wrong.any():
-            return ""
         return (
             f"an observation{self.label} from {verb} that holds {found[wrong].flat[0]}, but its "
             f"observation_space has choices from {least.tolist()} to {most.tolist()}; fix the "
             "environment or its space"
         )
 
+    def outside(self, found: Array) -> Array:
+        """Return which numbers of this part ``[..., *shape]`` are none of the choices."""
+        least, most = self.bounds or (-np.inf, np.inf)
+        return (found < least) | (found > most)
+
+    @property
+    def one(self) -> Array:
+        """What stands for an observation where there is none: ones, or the choice nearest to 1."""
+        return np.ones(()) if self.bounds is None else np.clip(1, *self.bounds)
+
     def not_taken(self, found: Array) -> str:
         """Return what a policy can't act on of this part ``[..., *shape]``; empty if nothing."""
         if found.dtype.kind == "f" and not np.isfinite(found).all():
             return f"a number{self.label} that is not finite: {found[~np.isfinite(found)].flat[0]}"
-        if self.bounds is not None:
-            least, most = self.bounds
-            if (wrong := (found < least) | (found > most)).any():
-                return f"a choice{self.label} that it does not have: {found[wrong].flat[0]}"
+        if self.bounds is not None and (wrong := self.outside(found)).any():
+            return f"a choice{self.label} that it does not have: {found[wrong].flat[0]}"
         return ""
 
     def not_whole(self, found: Array) -> str:
@@ -203,9 +208,15 @@ class Spaces:
         """The arrays of observations; one whose name is ``obs`` if they are not divided.
 
         Raises:
-            PolicyError: a part of observations is no array of one shape.
+            PolicyError: a part of observations is no array of one shape, or they hold no number.
         """
-        return tuple(_part(path, space) for path, space in leaves(self.obs))
+        parts = tuple(_part(path, space) for path, space in leaves(self.obs))
+        if all(0 in part.shape for part in parts):
+            raise PolicyError(
+                f"observations in {self.obs} hold no number; where there is nothing to observe, "
+                "give them one that is always the same: Box(0, 1, (1,))"
+            )
+        return parts
 
     def arrays(self, obs: Any) -> dict[str, Array]:
         """Return observations as an environment returns them as arrays by the names of fields.
@@ -388,8 +399,7 @@ class Spaces:
         found = None
         for part in self.parts:
             if part.bounds is not None:
-                x, (least, most) = arrays[part.name], part.bounds
-                wrong = (x < least) | (x > most)
+                wrong = part.outside(arrays[part.name])
                 wrong = wrong.any(tuple(range(wrong.ndim - len(part.shape), wrong.ndim)))
                 found = wrong if found is None else found | wrong
         return found
@@ -440,11 +450,6 @@ def _part(path: Path, space: gym.Space[Any]) -> ObsPart:
             f"observations in {space} are no array of one shape; they can be Box, Discrete, "
             "MultiDiscrete, MultiBinary, and a Dict or Tuple of these: make them such by a wrapper "
             "(gymnasium.wrappers.TransformObservation)"
-        )
-    if 0 in (space.shape or ()):
-        raise PolicyError(
-            f"observations in {space} hold no number; where there is nothing to observe, give them "
-            "one that is always the same: Box(0, 1, (1,))"
         )
     declared: np.dtype[Any] = np.dtype(space.dtype)
     dtype: np.dtype[Any]

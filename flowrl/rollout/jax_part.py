@@ -62,7 +62,7 @@ class JaxPart:
         count, no = len(acting), jnp.zeros_like(acting)
         zeros, memory = jnp.zeros(count, jnp.float32), self._no_memory(count)
         # An agent that has not come yet has an observation too, so that masks allow every action.
-        nothing = {p.name: jnp.ones((count, *p.shape), p.dtype) for p in self.spaces.parts}
+        nothing = {p.name: jnp.full((count, *p.shape), p.one, p.dtype) for p in self.spaces.parts}
         return {
             "obs": self.seen(turns, acting, nothing),
             # Whose turn it is.

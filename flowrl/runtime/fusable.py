@@ -35,11 +35,11 @@ def too_long(found: Periodicity) -> str:
     if found.rounds > UNROLLED:
         return (
             f"it repeats itself only after {found.period} rounds, of which {found.rounds} differ, "
-            f"and a program unrolls {UNROLLED} at most; let its rates divide one another"
+            f"and its programs unroll {UNROLLED} at most; let its rates divide one another"
         )
     if found.updates <= UNROLLED_UPDATES:
         return ""
-    most = f"a program unrolls {UNROLLED_UPDATES} at most, each compiled for a second or two"
+    most = f"its programs unroll {UNROLLED_UPDATES} at most, each compiled for a second or two"
     rounds = "a round has" if found.period == 1 else f"{found.period} rounds have"
     return (
         f"{rounds} {found.updates:,} updates that differ, and {most}; sample fewer steps at once, "

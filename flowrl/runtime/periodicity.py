@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -87,14 +86,11 @@ class Periodicity:
     """Rounds of the steady period, after which the static state is the same again."""
     sections: tuple[Section, ...]
     """What a period consists of. A single one goes on for ever."""
+    rounds: int
+    """Rounds that its programs have: those of each stretch are in it once."""
     updates: int
     """Updates that its programs have: those of each stretch, and there of each part of a
     repetition, are in it once."""
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that its programs have."""
-        return sum({id(section): section.rounds for section in self.sections}.values())
 
 
 State = tuple[Static, tuple[Filling, ...]]
@@ -186,10 +182,16 @@ class UnitTracer(Tracer):
 
     def of_period(self, warmup: int, period: int) -> Periodicity:
         """Return how the last rounds that were traced repeat themselves."""
-        found = list(sections_of(self.timeline[self.lengths[warmup] :]))
-        # A section that comes again is there once.
-        updates = sum({id(section): number for section, number in found}.values())
-        return Periodicity(warmup, period, tuple(section for section, _ in found), updates)
+        found = list(sections_of(folded(self.timeline[self.lengths[warmup] :])))
+        # What comes again is there once.
+        programs = {traced.key: traced for traced in found}.values()
+        rounds = sum(traced.section.rounds for traced in programs)
+        updates = sum(traced.updates for traced in programs)
+        sections = []
+        for _, group in itertools.groupby(found, lambda traced: traced.key):
+            each = [traced.section for traced in group]
+            sections.append(replace(each[0], times=sum(section.times for section in each)))
+        return Periodicity(warmup, period, tuple(sections), rounds, updates)
 
     # -- items that repeat themselves
 
@@ -222,7 +224,8 @@ class UnitTracer(Tracer):
             apart.append(apart[-turn] if turn else self.signature(schedule, reporting=False))
             turn = turn or number - apart.index(apart[-1], since)
             # Before a row closes, what the reporting operator holds grows.
-            whole.append(self.signature(schedule) if any(closings[-1]) else (object(), ()))
+            growing = object(), apart[-1][1]
+            whole.append(self.signature(schedule) if any(closings[-1]) else growing)
         self.repeating = False
         found = Repetition(between_rows(apart, closings), closes=False)
         closing = Repetition(fewest(whole), closes=True)
@@ -232,24 +235,44 @@ class UnitTracer(Tracer):
         self.repetitions.append((found, saved))
 
 
-def sections_of(timeline: Sequence[Round | Again]) -> Iterator[tuple[Section, int]]:
-    """Yield how rounds repeat themselves, and of each section how many updates it has.
+class Traced(NamedTuple):
+    """A section of the timeline."""
+
+    section: Section
+    updates: int
+    """The updates that its program has."""
+    key: Any
+    """What two of them share which are the same program."""
+
+
+def folded(timeline: Sequence[Round | Again]) -> list[Round | Again]:
+    """Return rounds, one after another, in which those that came again are part of what did.
 
     Args:
-        timeline: the rounds, one after another.
+        timeline: the rounds as they were traced: what came again stands before it, unless the
+            timeline begins in between.
     """
-    folded: list[Round | Again] = []
+    found: list[Round | Again] = []
     for each in timeline:
-        if not isinstance(each, Again):
-            folded.append(each)
-            continue
-        # The rounds that came again stand before it, unless the timeline begins in between.
-        first = len(folded) - len(each.rounds)
-        same = first >= 0 and all(map(operator.is_, folded[first:], each.rounds))
-        if same:
-            del folded[first:]
-        folded.append(Again(each.rounds, each.times + same))
-    for again, group in itertools.groupby(folded, lambda each: isinstance(each, Again)):
+        if isinstance(each, Again):
+            rounds = folded(each.rounds)
+            first = len(found) - len(rounds)
+            same = first >= 0 and found[first:] == rounds
+            if same:
+                del found[first:]
+            found.append(Again(rounds, each.times + same))
+        else:
+            found.append(each)
+    return found
+
+
+def sections_of(timeline: Sequence[Round | Again]) -> Iterator[Traced]:
+    """Yield how rounds repeat themselves.
+
+    Args:
+        timeline: the rounds, as `folded` returns them.
+    """
+    for again, group in itertools.groupby(timeline, lambda each: isinstance(each, Again)):
         if not again:
             yield _section(cast("list[Round]", list(group)), 1)
             continue
@@ -260,8 +283,8 @@ def sections_of(timeline: Sequence[Round | Again]) -> Iterator[tuple[Section, in
                 yield _section(cast("list[Round]", rounds), times)
 
 
-def _section(rounds: list[Round], times: int) -> tuple[Section, int]:
-    """Return rounds that were all run as a section, and how many updates it has."""
+def _section(rounds: list[Round], times: int) -> Traced:
+    """Return rounds that were all run as a section."""
     found, updates, begin = [], 0, 0
     seen = [rounds[0].before, *(each.after for each in rounds)]
     closings = [closings_of(each.items, each.went_on) for each in rounds]
@@ -271,7 +294,15 @@ def _section(rounds: list[Round], times: int) -> tuple[Section, int]:
         updates += sum(len(each.items) for each in once) - sum(saved for _, saved in repetitions)
         found.append(Stretch(part.items, part.times, tuple(each for each, _ in repetitions)))
         begin += part.items * part.times
-    return Section(tuple(found), times), updates
+    # Where nothing begins again, the numbers that fill up make no difference.
+    key = tuple((x.before[0], _turns(x), tuple(x.items), x.went_on) for x in rounds)
+    return Traced(Section(tuple(found), times), updates, key)
+
+
+def _turns(traced: Round) -> tuple[int, ...]:
+    """Return how often each number that fills up began again in a round."""
+    pairs = zip(traced.before[1], traced.after[1], strict=True)
+    return tuple(end.turns - begin.turns for begin, end in pairs)
 
 
 def closings_of(items: list[bool], went_on: bool) -> list[bool]:

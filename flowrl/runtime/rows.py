@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from flowrl.core.broken import Broken
+from flowrl.core.broken import NOT_FINITE, TEXTS, Broken
 from flowrl.core.items import LOSS_PART, Row, Tally, Trained
 from flowrl.core.keeping import Keeping
 from flowrl.core.metrics import summed
@@ -147,9 +147,8 @@ class RowMaker(Keeping):
         # is one of results.
         raise EnvError(
             f"environment {env}, counted over all runners, which is one of runner {runner}, at "
-            f"its step {step:,} with its resets, gave an observation or a reward that is not "
-            "finite, an observation that is none of its space's choices, or a mask that allows no "
-            f"action, before row {self.totals['row'] + 1}; fix the environment",
+            f"its step {step:,} with its resets, {TEXTS[NOT_FINITE]}, before row "
+            f"{self.totals['row'] + 1}; fix the environment",
             self.graph,
             env=env,
             runner=runner,

@@ -49,7 +49,8 @@ class Structure:
         for now, begin, end in zip(self.filled, before.filled, after.filled, strict=True):
             last = now + times * (end - begin)
             # What begins again within the work does so at the same moment from the same number.
-            turns = end.turns != begin.turns and (now != begin or (times > 1 and end != begin))
+            again = end < begin or end.turns != begin.turns
+            turns = again and (now != begin or (times > 1 and end != begin))
             if turns or (end > begin and last >= end.mark):
                 return None
             filled.append(Filling(last, end.mark, end.turns))

@@ -199,7 +199,8 @@ class Fused(Turns):
     def _later(self, structure: Structure, made: Segment, times: int) -> Structure:
         """Return the structure after a segment ran so many times, or raise an error."""
         if (later := structure.later(made.before, made.after, times)) is None:
-            raise self._comes_not_back(made.before, made.after)
+            apart = made.before if structure != made.before else made.after
+            raise self._comes_not_back(structure, apart)
         return later
 
     def _comes_not_back(self, before: Structure, after: Structure) -> GraphError:
@@ -424,10 +425,9 @@ class XlaRuntime:
     """The whole graph as one XLA program, for environments written in JAX.
 
     Args:
-        chunk: periods of the plan (a row, where the plan gives no other number) that the program
-            runs before it returns their rows; None: as many as take about half a second (default
-            None). A run stops at the end of a chunk: at a goal, Ctrl-C, and an update that is not
-            finite.
+        chunk: turns of a program (a period or, where that has several programs, one run of one of
+            them) before it returns rows; None: about half a second (default None). A run stops at
+            the end of a chunk: at a goal, Ctrl-C, and an update that is not finite.
         seeds: number of runs that go on at once, of consecutive seeds from the run's seed on; None:
             one run that is not mapped (default None).
         sweep: settings of which the runs have different values, each with all seeds; None: no sweep

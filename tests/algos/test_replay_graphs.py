@@ -727,7 +727,7 @@ def test_a_program_does_what_the_local_runtime_does(graph):
 def test_a_program_does_not_spell_out_what_a_counter_decides():
     graph = FUSED.set("target.every", 1_001).compile()
     assert periodicity(graph.graph, graph.found) == Periodicity(
-        warmup=5, period=2, sections=(Section((Stretch(1, 2),)),), updates=1
+        warmup=5, period=2, sections=(Section((Stretch(1, 2),)),), rounds=1, updates=1
     )
 
 

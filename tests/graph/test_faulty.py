@@ -73,8 +73,12 @@ class Nothing(gym.Env):
 
 
 class Sized(gym.Env):
-    def __init__(self, size):
-        self.size = size
+    def __init__(self, size, speed):
+        self.size = size * speed
+
+
+def calls_another():
+    return Sized(3)
 
 
 class TextActions(gym.Env):
@@ -525,9 +529,22 @@ FAULTY = [
         lambda: recipe(runners=runners(Sized)),
         "runners",
         (
-            r"Sized could not be made: TypeError: .* required positional argument: 'size'.*; set "
-            r"env_settings={'size': \.\.\.} of its runners, or give functools\.partial\(Sized,"
+            r"Sized could not be made: TypeError: .* required positional arguments: 'size' and "
+            r"'speed'.*; set env_settings={'size': \.\.\., 'speed': \.\.\.} of its runners, or "
+            r"give functools\.partial\(Sized, size=\.\.\., speed="
         ),
+    ),
+    (
+        "an environment whose function lacks an argument within",
+        lambda: recipe(runners=runners(calls_another)),
+        "runners",
+        r"calls_another could not be made: TypeError: [^;]*'speed'[^;]*$",
+    ),
+    (
+        "a list of runners",
+        lambda: recipe().replace(sync=fl.SyncWeights(runners=["runners", "others"])),
+        "sync runners?",
+        r"its runners must be the name of a resource",
     ),
     (
         "observations without numbers",

@@ -108,3 +108,16 @@ def test_a_class_with_a_constructor_of_its_own_takes_what_that_takes():
     assert OwnAdam(speed=0.5).lr == 0.5
     with pytest.raises(fl.errors.SettingError, match="OwnAdam: unknown setting 'lr'. Known: speed"):
         OwnAdam(lr=0.5)
+
+
+def test_a_setting_that_is_left_out_is_its_default():
+    plain, narrow = fl.Policy(Module), fl.Policy(Module, width=2)
+    assert plain == fl.Policy(Module, width=3) and hash(plain) == hash(fl.Policy(Module, width=3))
+    assert plain != narrow and plain != fl.Policy(Module, width=3.0)
+    # Nothing is known of what an open one leaves out.
+    assert fl.Policy(Open, width=3) != fl.Policy(Open)
+    # So runners and learner that say the same in two ways have the same policy.
+    graph = fl.ppo("CartPole-v1").set("runners.policy", fl.Policy(fl.networks.MLP))
+    graph.compile()
+    with pytest.raises(fl.errors.CheckError, match="give both the same policy"):
+        graph.set("runners.policy", fl.Policy(fl.networks.MLP, normalize=True)).compile()

@@ -139,6 +139,7 @@ def test_a_total_that_never_comes_back_gives_means(monkeypatch):
     graph = recipe().insert(after="sync", own=Counter(lambda n: n + 1))
     trace(recipe())
     monkeypatch.setattr(module, "PATIENCE", 50 * len(graph.nodes))
+    monkeypatch.setattr(module, "LONG_ROWS", 1)
     plan = graph.compile()
     assert not plan.found.exact and plan.found.rows == 50, "each row is a step of each node"
     assert (
@@ -611,3 +612,41 @@ def test_a_field_of_another_shape_names_who_yields_it():
         recipe().insert(
             after="batch", short=fl.Map(lambda b: b.with_(reward=b["reward"][0]))
         ).check()
+
+
+def phases(updates, play, report=1):
+    """Learns from a dataset for so many updates, then from another part of it."""
+    base = fl.iql("Pendulum-v1", data="nowhere", hidden=(4,))
+    nodes = {node.name: node.op for node in base.nodes}
+    graph = fl.Graph("phases", **base.resources).then(read=fl.ReadDataset(8))
+    graph = graph.then(after=(), more=fl.ReadDataset(4))
+    graph = graph.then(after=("read", "more"), phase=fl.Switch({"read": updates, "more": None}))
+    graph = graph.then(train=nodes["train"], target=nodes["target"], sync=fl.SyncWeights())
+    return graph.then(play=fl.Evaluate(every=play), report=fl.Report(every=report))
+
+
+def played(graph, **every):
+    plays = {name: fl.Evaluate(every=number) for name, number in every.items()}
+    return graph.insert(after="sync", **plays)
+
+
+LATE = {"learning_starts": 200_000, "buffer_size": 300_000, "hidden": (4,)}
+
+
+@pytest.mark.parametrize(
+    ("build", "warmup", "rows"),
+    [
+        (lambda: phases(1_000_000, 10), 1_000_001, 10),
+        # Between two rows the count of evaluations goes on by half of what it counts to.
+        pytest.param(lambda: phases(2_000, 1_000, 500), 3, 2, marks=pytest.mark.system),
+        pytest.param(lambda: phases(1_000_000, 1_000, 500), 3, 2, marks=pytest.mark.system),
+        (lambda: fl.dqn("CartPole-v1", **LATE).insert(after="sample", a=fl.Evaluate(10)), 0, 2),
+        (lambda: played(recipe(), a=10, b=10**6), 0, 10**6),
+        (lambda: played(recipe(), a=10**9), 0, 10**9),
+    ],
+)
+def test_what_fills_up_is_skipped_beside_what_begins_again(build, warmup, rows):
+    found = traced(build())
+    assert found.exact and found.rows == rows
+    assert found.warmup_rows >= warmup
+    assert sum(found.mean_lags.values()) >= rows  # each row has an update at least

@@ -40,6 +40,13 @@ def test_rows_that_no_sequence_trains_on_are_said(rollout, lost):
         assert "set rollout_length to at most 20, or take a shorter burn_in" in text
 
 
+def test_a_replay_of_a_part_of_runners_is_looked_at_too():
+    small = {"hidden": (4,), "size": 4, "rollout_length": 30}
+    graph = fl.self_play(fl.r2d2("pettingzoo:classic.tictactoe_v3", **small))
+    (text,) = advice(graph.compile())
+    assert "10 of the 30 rows of each rollout" in text and "take a shorter burn_in" in text
+
+
 def test_runners_that_nobody_gives_weights_are_said(tmp_path):
     policy = fl.Policy(fl.networks.MLP)
     graph = fl.Graph("collect", runners=fl.Runners("CartPole-v1", policy)).then(

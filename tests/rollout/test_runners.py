@@ -652,6 +652,12 @@ class Boundless(Clockwork):
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
+def with_attribute(name, value):
+    env = Boundless()
+    setattr(env, name, value)
+    return env
+
+
 def test_that_observations_have_no_bounds_and_are_not_normalised_is_said_once():
     def said(policy, env=Boundless, **settings):
         return fl.Runners(env, policy, **settings).advice()
@@ -673,6 +679,9 @@ def test_that_observations_have_no_bounds_and_are_not_normalised_is_said_once():
         ),
     ):
         assert "take normalize=True" in said(POLICY, env, wrappers=wrappers)
+    # Attributes of the user's own may have these names, too.
+    for name, value in (("env", np.ones(3)), ("envs", 4), ("env", "maze")):
+        assert "have no bounds" in said(POLICY, lambda n=name, v=value: with_attribute(n, v))
     # What a network of the user's own does is not known.
     assert not said(fl.Policy(lambda obs, action, *, rngs: fl.networks.MLP(obs, action, rngs=rngs)))
     warnings = []

@@ -60,6 +60,10 @@ GRAPHS = {
         PPO.insert(after="sync", play=play(1_000)).set("report.every", 5),
         [section((1, 5), times=199), section((1, 4), (1, 1))],
     ),
+    "every 5 and 50": (
+        PPO.insert(after="sync", play=play(5), more=play(50)),
+        [section((1, 1), times=4), section((1, 1))] * 10,
+    ),
     # Row after row the evaluation comes at another moment, so nothing is skipped.
     "rows of 5, every 4": (
         PPO.insert(after="sync", play=play(4)).set("report.every", 5),

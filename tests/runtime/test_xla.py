@@ -758,7 +758,8 @@ THRICE = (
 
 
 def one(warmup, period, *stretches, updates):
-    return Periodicity(warmup, period, (Section(stretches),), updates)
+    section = Section(stretches)
+    return Periodicity(warmup, period, (section,), section.rounds, updates)
 
 
 @pytest.mark.parametrize(
@@ -791,8 +792,8 @@ def test_a_period_that_is_too_long_is_refused():
     )
     with pytest.raises(
         fl.errors.CheckError,
-        match="it repeats itself only after 101 rounds, of which 101 differ, and a program unrolls "
-        "64 at most",
+        match="it repeats itself only after 101 rounds, of which 101 differ, and its programs "
+        "unroll 64 at most",
     ):
         fl.run(graph, runtime="xla")
 
@@ -806,21 +807,21 @@ SIXTEEN = fl.sac("gymnax:Pendulum-v1", envs_per_runner=16, learning_starts=16, r
         (
             {"sync.every": 400, "report.every": 400, "runners.envs_per_runner": 1},
             (
-                "it repeats itself only after 400 rounds, of which 400 differ, and a program "
-                "unrolls 64 at most"
+                "it repeats itself only after 400 rounds, of which 400 differ, and its programs "
+                "unroll 64 at most"
             ),
         ),
         (
             {"sync.every": 400},
             (
-                r"50 rounds have 800 updates that differ, and a program unrolls 256 at most, "
+                r"50 rounds have 800 updates that differ, and its programs unroll 256 at most, "
                 r"each compiled for a second or two; sample fewer steps at once"
             ),
         ),
         (
             {"runners.envs_per_runner": 257, "sync.every": 257, "report.every": 257},
             (
-                r"a round has 257 updates that differ, and a program unrolls 256 at most, each "
+                r"a round has 257 updates that differ, and its programs unroll 256 at most, each "
                 r"compiled for a second or two; sample fewer steps at once, train less often on "
                 r"them, or let its rates divide one another"
             ),
