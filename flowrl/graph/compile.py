@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import filterfalse
 
 from flowrl.core.garbage import rarely_collected
 from flowrl.core.items import Trained
@@ -112,12 +113,9 @@ def _strangers(
         targets = {field: str(target) for field, (target, _) in refs(node.op).items()}
         near |= {targets[field] for field in node.op.writes if field in targets}
 
-    def strange(runners: str) -> bool:
-        whole, _ = resource_and_part(runners)
-        parts = (each.startswith(f"{runners}.") for each in near)
-        return runners not in near and whole not in near and not any(parts)
-
-    return {node: list(filter(strange, of)) for node, of in samplers.items()}
+    # Who takes a part out of what all of them sampled may be an operator of the user's own.
+    near |= {resource_and_part(target)[0] for target in near}
+    return {node: list(filterfalse(near.__contains__, of)) for node, of in samplers.items()}
 
 
 def _sources(graph: Graph, ever: Did, counters: Collection[str]) -> dict[str, tuple[str, ...]]:

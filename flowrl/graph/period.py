@@ -107,12 +107,10 @@ class Search:
 
 
 def _keys(static: Static, now: Noted) -> Iterator[tuple[Static, Hashable]]:
-    """Yield under what a state is remembered: alone, and with some of the numbers that fill up.
+    """Yield under what a state is remembered: alone, and with the numbers that began again.
 
-    While one of them grows, another may begin again many times, as the count of an `Evaluate` does
-    while a replay fills up. What fits is then a state in which it was the same.
+    While one number grows, another may begin again many times, as the count of an `Evaluate` does
+    while a replay fills up. What fits is then a state in which that one was the same.
     """
     yield static, ()
     yield static, tuple(int(x) if x.turns else None for x in now.filled)
-    for index, number in enumerate(now.filled):
-        yield static, (index, number)

@@ -264,6 +264,22 @@ def test_a_phase_may_be_the_only_one_that_reads_a_dataset_or_samples_from_a_repl
         never.compile()
 
 
+def test_a_learner_may_be_trained_in_an_early_phase_alone():
+    cloning = fl.bc("CartPole-v1", data="nowhere", hidden=(4,))
+    resources = dict(cloning.resources)
+    graph = fl.Graph("two", first=resources["learner"], **resources)
+    graph = graph.then(read=fl.ReadDataset(8), pre=fl.TrainOneStep(learner="first"))
+    graph = graph.then(after=(), more=fl.ReadDataset(4), train=fl.TrainOneStep())
+    phases = fl.Switch({"pre": 5, "train": None})
+    graph = graph.then(after=("pre", "train"), phase=phases, sync=fl.SyncWeights())
+    plan = graph.then(report=fl.Report()).compile()
+    assert plan.found.exact and plan.counts("pre")["updates"] == 0
+    with pytest.raises(CheckError, match=r"two\.third: no node"):
+        fl.Graph("two", third=resources["learner"], **graph.resources).then(
+            **{n.name: n.op for n in cloning.nodes}
+        ).compile()
+
+
 @pytest.mark.parametrize(("goal", "read"), [(-1e6, 3), (0.0, 10)])
 def test_a_phase_ends_with_a_return_or_after_its_most_items(goal, read, folder, tmp_path):
     end = fl.UntilReturn(goal, within=10, every=3, episodes=2)

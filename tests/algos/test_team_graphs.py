@@ -279,6 +279,10 @@ def test_what_an_environment_does_wrong_is_reported_with_its_agent(env, text):
     assert text in str(caught.value)
 
 
+def test_a_function_of_the_user_s_own_may_take_a_part_out():
+    two_learners().replace(select_blue=fl.Map(lambda batch: batch["blue"])).compile()
+
+
 def test_a_team_is_text_and_back():
     of = {"red": "blue", "blue": "red"}
     graph = two_learners().set("runners.policy", fl.Team(red=MLP, blue=MLP, of=of))
