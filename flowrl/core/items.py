@@ -47,10 +47,10 @@ class Filling(int):
         return self
 
     @classmethod
-    def after(cls, number: int, mark: int, by: int = 1) -> Self:
-        """Return a number that grew by so much, which is 0 again where that reaches the mark."""
+    def after(cls, number: int, mark: int) -> Self:
+        """Return one more than a number, which is 0 again where that reaches the mark."""
         turns = number.turns if isinstance(number, Filling) else 0
-        return cls(number + by, mark, turns) if number + by < mark else cls(0, mark, turns + 1)
+        return cls(number + 1, mark, turns) if number + 1 < mark else cls(0, mark, turns + 1)
 
     def __getnewargs__(self) -> Any:
         return int(self), self.mark, self.turns

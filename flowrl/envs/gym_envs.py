@@ -390,15 +390,15 @@ def _lacking(env: Make, error: Exception) -> str:
     found = re.findall(r"'(\w+)'", str(error).partition("required")[2])
     if not isinstance(error, TypeError) or isinstance(env, str) or not found:
         return ""
+    try:
+        known = inspect.signature(env).parameters
+    except (TypeError, ValueError):
+        return ""
     # What failed within it may be the call of another function.
-    if not set(found) <= set(inspect.signature(env).parameters):
+    if any(name not in known or known[name].default is not known[name].empty for name in found):
         return ""
     settings = ", ".join(f"'{name}': ..." for name in found)
-    named = ", ".join(f"{name}=..." for name in found)
-    return (
-        f"; set env_settings={{{settings}}} of its runners, or give "
-        f"functools.partial({env_name(env)}, {named}) in place of it"
-    )
+    return f"; set env_settings={{{settings}}} of its runners"
 
 
 def _has_moments(env: Any) -> bool:

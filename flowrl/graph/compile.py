@@ -75,8 +75,8 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
     queues = downstream_of_queues(graph)
     largest_lags = {node: _largest(lags) for node, lags in found.lags.items()}
     stuck = found.exact and bool(found.steady) and not found.rows
-    replays = _sources(graph, found.ever, REPLAYED)
-    samplers = _sources(graph, found.ever, SAMPLED)
+    replays = _sources(graph, found.ever, REPLAYED, passed_on=False)
+    samplers = _sources(graph, found.ever, SAMPLED, passed_on=True)
     for name, resource in graph.resources.items():
         users = _users(graph, name)
         use = Use(
@@ -85,6 +85,7 @@ def review(graph: Graph, found: Trace, traced: bool) -> Iterator[Problem]:
             traced=traced,
             exact=traced and found.exact,
             counts=counts,
+            users=users,
             ever=found.ever,
             lags={n: lag for n, lag in largest_lags.items() if n in counts.get(name, {})},
             gradient_data_lags={
@@ -118,30 +119,32 @@ def _strangers(
     return {node: list(filterfalse(near.__contains__, of)) for node, of in samplers.items()}
 
 
-def _sources(graph: Graph, ever: Did, counters: Collection[str]) -> dict[str, tuple[str, ...]]:
+def _sources(
+    graph: Graph, ever: Did, counters: Collection[str], *, passed_on: bool
+) -> dict[str, tuple[str, ...]]:
     """Return by node the resources that it, or what is upstream of it, ever took experience from.
 
-    Downstream of an operator that takes a part out, that is the part, such as ``runners.red``. What
-    takes experience from a resource does not pass on what it is given.
+    Downstream of an operator that takes a part out, that is the part, such as ``runners.red``.
 
     Args:
         graph: the graph.
         ever: by node, resource and counter: what was done.
         counters: what counts steps that are taken from such a resource.
+        passed_on: whether what takes experience in the middle of a line may pass on what it is
+            given, in place of that; then nothing is known of what comes after it.
     """
-    import networkx as nx
-
     taken = [(node, of, what) for (node, of, what), number in ever.items() if number]
     takers = {node for node, _, what in taken if what in (*SAMPLED, *REPLAYED, "draws")}
     found: dict[str, tuple[str, ...]] = {}
-    nodes = {node.name: node for node in graph.nodes}
-    for name in nx.topological_sort(graph.digraph()):
-        before = () if name in takers else nodes[name].after
+    for node in graph.nodes:
+        own = [of for name, of, what in taken if name == node.name and what in counters]
+        before = () if node.name in takers else node.after
+        # Nodes stand in the order of the graph, so these are known already.
         upstream = [source for each in before for source in found[each]]
-        if part := nodes[name].op.takes_part:
+        if part := node.op.takes_part:
             upstream = [f"{resource_and_part(source)[0]}.{part}" for source in upstream]
-        own = [of for node, of, what in taken if node == name and what in counters]
-        found[name] = tuple(dict.fromkeys((*own, *upstream)))
+        unknown = passed_on and node.name in takers and node.after
+        found[node.name] = () if unknown else tuple(dict.fromkeys((*own, *upstream)))
     return found
 
 

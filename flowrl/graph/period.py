@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +16,11 @@ Did = Counter[tuple[str, str, str]]
 The items of a node have no resource (``""``), and the three totals below have no node either.
 """
 ROUNDS, ROWS, REPORTED = (("", "", name) for name in ("rounds", "rows", "reported"))
+
+
+def began_again(before: Filling, after: Filling) -> bool:
+    """Return whether a number that fills up did so from its beginning again in between."""
+    return after < before or after.turns != before.turns
 
 
 class Noted(NamedTuple):
@@ -37,22 +42,27 @@ class Noted(NamedTuple):
         pairs = list(zip(self.filled, now.filled, strict=True))
         # One that began again in between does so at another moment next time, unless it is where it
         # was.
-        again = (begin != end and (end < begin or end.turns != begin.turns) for begin, end in pairs)
-        if any(again):
+        if any(begin != end and began_again(begin, end) for begin, end in pairs):
             return 0
         # What happens at a mark must be seen, so each number stays below its own.
         left = [(end.mark - 1 - end) // (end - begin) for begin, end in pairs if end > begin]
         return max(0, min(left, default=0))
+
+    def until(self, now: Noted, filled: tuple[Filling, ...]) -> int:
+        """Return after how many times what came since the numbers are these; 0 if never."""
+        pairs = zip(self.filled, now.filled, filled, strict=True)
+        grown = next(((x - end) // (end - begin) for begin, end, x in pairs if end > begin), 0)
+        return grown if grown > 0 and self.risen(now, grown) == filled else 0
 
     def begins(self, now: Noted) -> bool:
         """Return whether one of the numbers that grew since does so for the first time."""
         pairs = zip(self.filled, now.filled, strict=True)
         return any(end > begin and not end.turns for begin, end in pairs)
 
-    def risen(self, now: Noted, times: int) -> list[Filling]:
+    def risen(self, now: Noted, times: int) -> tuple[Filling, ...]:
         """Return the numbers that fill up once what came since came again so often."""
         pairs = zip(self.filled, now.filled, strict=True)
-        return [Filling(end + times * (end - begin), end.mark, end.turns) for begin, end in pairs]
+        return tuple(Filling(y + times * (y - x), y.mark, y.turns) for x, y in pairs)
 
 
 class Static(NamedTuple):
@@ -88,7 +98,11 @@ class Search:
         self.seen: dict[tuple[Static, tuple[Filling, ...]], Noted] = {}
         """By state: where the trace was in it."""
         self.alike: dict[tuple[Static, Hashable], Noted] = {}
-        """By state without what fills up, and by one with some of it: where the trace was then."""
+        """By state without what fills up, and by one with some of it: where the trace was last."""
+        self.filled: defaultdict[Static, list[tuple[Filling, ...]]] = defaultdict(list)
+        """By state without what fills up: all that it was then."""
+        self.steps = 0
+        """The steps of operators before `start`."""
         self.closings: list[Noted] = []
         """Where the trace was after each round from `start` on that closed a Row."""
 
@@ -100,9 +114,16 @@ class Search:
         found = [self.alike.get(key, now) for key in _keys(static, now)]
         return max(found, key=lambda x: x.fits(now) * (now.did[ROUNDS] - x.did[ROUNDS]))
 
+    def times(self, static: Static, before: Noted, now: Noted) -> int:
+        """Return how often what came since can come again: at most until the trace was there."""
+        most = before.fits(now)
+        met = (before.until(now, filled) for filled in self.filled[static])
+        return min([most, *(times for times in met if 0 < times < most)])
+
     def note(self, static: Static, now: Noted) -> None:
         """Remember where the trace is."""
         self.seen[static, now.filled] = now
+        self.filled[static].append(now.filled)
         self.alike.update(dict.fromkeys(_keys(static, now), now))
 
 

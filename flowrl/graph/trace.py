@@ -236,7 +236,7 @@ class Tracer:
             # Patience starts again with the first Row, which may be long, and with the first after
             # a skip, where the search for means begins again.
             if rounds_run == 1 or (closed_row and not search.closings):
-                patience = PATIENCE + LONG_ROWS * self.steps
+                patience = self.steps + PATIENCE + LONG_ROWS * (self.steps - search.steps)
                 most_rounds = UNFILLED + 3 * rounds_run
             # Once late, end with a Row that is not the first, for means need two. Where none
             # closes, go on for UNFILLED rounds beyond three times those up to the first Row, which
@@ -275,7 +275,8 @@ class Tracer:
             self.repeats(since, now)
             return True
         before = search.before(static, now)
-        if late and not before.fits(now):
+        times = search.times(static, before, now)
+        if late and not times:
             same_tree = [seen.facts for seen, _ in search.seen if seen.tree == static.tree]
             self.found.restless = self.restless(schedule, same_tree)
             self._take_means(search, now)
@@ -283,9 +284,16 @@ class Tracer:
         search.note(static, now)
         # What fills up for the first time is a beginning: rounds before the skip are no part of a
         # mean over rounds after it.
-        if self.skip(schedule, before, now) and before.begins(now):
-            lags = Counter(self.found.mean_lags)
-            search.start, search.closings = Noted(self.snapshot(), lags, ()), []
+        begins = before.begins(now)
+        if not times:
+            return False
+        self.skip(schedule, before, now, times)
+        now = Noted(self.snapshot(), Counter(self.found.mean_lags), before.risen(now, times))
+        if (since := search.seen.get((static, now.filled))) is not None:
+            self.repeats(since, now)
+            return True
+        if begins:
+            search.start, search.closings, search.steps = now, [], self.steps
         return False
 
     def _take_means(self, search: Search, now: Noted) -> None:
@@ -301,17 +309,11 @@ class Tracer:
         else:
             self.repeats(search.start, now)
 
-    def skip(self, schedule: Schedule, before: Noted, now: Noted) -> int:
+    def skip(self, schedule: Schedule, before: Noted, now: Noted, times: int) -> None:
         """Skip repetitions of what lies between two states that differ only in what fills up.
 
-        What lies between the states is counted as often as it can recur before one of the numbers
-        that fill up reaches its mark, and those numbers are raised accordingly.
-
-        Returns:
-            How many repetitions were skipped.
+        It is counted so many times, and the numbers that fill up are raised accordingly.
         """
-        if not (times := before.fits(now)):
-            return 0
         self.did.update(
             {name: times * (number - before.did[name]) for name, number in now.did.items()}
         )
@@ -331,7 +333,6 @@ class Tracer:
         for _, handle in sorted(self.place.handles.items()):
             if any(isinstance(x, Filling) for x in jax.tree.leaves(handle.state)):
                 handle.state = jax.tree.map(filled, handle.state)
-        return times
 
     def repeats(self, since: Noted, now: Noted) -> None:
         """Record what lies between two moments as the steady period."""

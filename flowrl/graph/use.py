@@ -34,6 +34,8 @@ class Use:
     """Whether the trace found a steady period, so that what is not counted never happens."""
     counts: Mapping[str, Mapping[str, Mapping[str, int]]]
     """By resource, by node: the counters of its verbs in the steady period."""
+    users: Sequence[str]
+    """The nodes that refer to this resource."""
     ever: Mapping[tuple[str, str, str], int]
     """By node, resource and counter: those from the start to the end of the steady period."""
     lags: Mapping[str, float]
@@ -60,3 +62,8 @@ class Use:
         """Return whether any node ever counted it for this resource, also before that period."""
         keys = ((of, what) for (_, of, what), number in self.ever.items() if number)
         return (self.name, counter) in keys
+
+    def never(self, counter: str) -> bool:
+        """Return whether no node counts it for this resource, and none is left that may do so."""
+        began = (self.ever.get((node, "", "calls")) for node in self.users)
+        return not self.did(counter) and (self.exact or (self.traced and all(began)))

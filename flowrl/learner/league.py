@@ -233,10 +233,10 @@ class League(Resource):
                 problem = f"{self.runners} have a learner of their own, {name}, whose weights would"
                 way = f"name a policy without a learner, or remove {name}"
                 yield use.name, f"{problem} take the place of frozen ones; {way}"
-        if use.exact and not use.did("frozen"):
+        if use.never("frozen"):
             problem = f"only the first version of {self.learner} ever plays"
             yield use.name, f"{problem}; add freeze=AddOpponent(every=...) after TrainOneStep"
-        if use.exact and not use.did("matches"):
+        if use.never("matches"):
             problem = "nobody ever plays against the versions that it holds"
             yield use.name, f"{problem}; add choose=ChooseOpponents() after ParallelSample"
 

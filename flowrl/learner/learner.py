@@ -415,13 +415,13 @@ class Learner(Resource):
         if runners is not None and runners.policy != self.policy:
             problem = f"trains {self.policy}, but {self.runners} act with {runners.policy}"
             yield use.name, f"{problem}; give both the same policy"
-        if use.exact and not use.did("updates"):
+        if use.never("updates"):
             yield use.name, "no node trains it; add train=TrainOneStep()"
         loss = as_loss(self.loss)
         kind = type(loss).__name__
         if runners is not None and (misfit := misfit_of(loss, runners.explore_of(""))):
             yield str(self.runners), misfit
-        if loss.target_network and use.exact and not use.did("target_updates"):
+        if loss.target_network and use.never("target_updates"):
             problem = f"nothing moves the target network of {kind}"
             yield use.name, f"{problem}; add target=UpdateTarget(...) after TrainOneStep"
         if loss.on_policy:

@@ -90,7 +90,12 @@ def lacking(loss: Loss, batch: Batch, added: Mapping[str, str]) -> str:
 
 
 def _misshapen(loss: Loss, batch: Batch) -> str:
-    """Return which field of a loss has more than one number a row; empty if none."""
+    """Return which field of a loss has more than one number a row; empty if none.
+
+    What losses of the user's own do with fields is not known.
+    """
+    if isinstance(loss, FunctionLoss) or not type(loss).__module__.startswith("flowrl."):
+        return ""
     rows, read = batch.shape, {"valid", *loss.needs}
     found = [name for name in ONE_A_ROW if name in read and name in batch.data]
     for name in (name for name in found if batch.data[name].shape != rows):
@@ -119,18 +124,21 @@ def stale_data(use: Use, kind: str, runners: str) -> Iterator[tuple[str, str]]:
         kind: the name of the loss's class.
         runners: the name of the learner's runners.
     """
-    if replays := list(chain(*use.replays.values())):
+    updates = {n for (n, of, what), number in use.ever.items() if number and what == "updates"}
+    trains = {n for n in use.users if n in updates or n in use.gradient_data_lags}
+    if replays := list(chain(*(of for node, of in use.replays.items() if node in trains))):
         problem = f"{kind} is on-policy, but {replays[0]} gives data of any age"
         yield use.name, f"{problem}; take a loss such as DQNLoss, or train on fresh samples"
         return
-    for queue in dict.fromkeys(use.queues.values()):
+    # Where a queue is empty for ever, nothing is known of what comes after it.
+    after = use.queues if not use.ever else {n: of for n, of in use.queues.items() if n in trains}
+    for queue in dict.fromkeys(after.values()):
         old = "what comes out of a queue may be any number of updates old"
         way = "remove the queue, or take a loss that corrects for age"
         yield queue, f"{kind} is on-policy, but {old}; {way}"
     resource, _ = resource_and_part(runners)
-    updates = use.counts.get(use.name, {})
     for node, others in use.strangers.items():
-        if others and updates.get(node, {}).get("updates"):
+        if others and node in trains:
             problem = f"it trains {use.name}, the policy of {runners}, on data of {others[0]}"
             way = f"train it on data of {runners}, or set {use.name}'s runners={others[0]!r}"
             yield node, f"{kind} is on-policy, but {problem}; {way}"

@@ -163,7 +163,7 @@ class Dataset(Resource):
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
         """Report whether anything reads it."""
-        if use.exact and not use.did("draws"):
+        if use.never("draws"):
             yield use.name, "nothing reads it; add read=ReadDataset(batch_size=...)"
 
     def describe(self) -> str:

@@ -174,7 +174,7 @@ class DatasetWriter(Resource):
 
     def review(self, use: Use) -> Iterator[tuple[str, str]]:
         """Report whether anything is written."""
-        if use.exact and not use.did("written_steps"):
+        if use.never("written_steps"):
             yield use.name, "nothing is written; add write=WriteDataset() after ParallelSample"
 
     def describe(self) -> str:

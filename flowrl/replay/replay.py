@@ -116,14 +116,12 @@ class Replay(Resource):
         if use.idle and not use.did("added_steps"):
             problem = f"nothing is added to it before {use.idle[0]}"
             yield use.name, f"{problem}; put add=ReplayAdd() in front of it"
-        if not use.exact:
-            return
-        if not use.did("added_steps"):
+        if use.never("added_steps"):
             yield use.name, "nothing is added to it; put add=ReplayAdd() after a ParallelSample"
-        if not use.did("draws"):
+        if use.never("draws"):
             way = "add batch=ReplaySample(batch_size=...)"
             yield use.name, f"nothing is sampled from it; {way}"
-        elif self.prioritized and not use.did("prioritized_steps"):
+        elif self.prioritized and use.never("prioritized_steps"):
             problem = "its priorities are never set to what an update computed"
             way = "add prio=UpdatePriorities() after TrainOneStep, or set prioritized=False"
             yield use.name, f"{problem}; {way}"

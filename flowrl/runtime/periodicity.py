@@ -14,7 +14,7 @@ from flowrl.core.events import OperatorRan
 from flowrl.core.items import Filling
 from flowrl.graph.graph import Graph
 from flowrl.graph.loop import one_by_one
-from flowrl.graph.period import ROUNDS, Noted, Static
+from flowrl.graph.period import ROUNDS, Noted, Static, began_again
 from flowrl.graph.protocols import Handle
 from flowrl.graph.stages import Schedule
 from flowrl.graph.trace import Trace, Tracer
@@ -158,14 +158,13 @@ class UnitTracer(Tracer):
             self.items, self.repetitions = [], []
         self.lengths[self.did[ROUNDS]] = len(self.timeline)
 
-    def skip(self, schedule: Schedule, before: Noted, now: Noted) -> int:
+    def skip(self, schedule: Schedule, before: Noted, now: Noted, times: int) -> None:
         """Skip repetitions of what lies between two states, and note which these are."""
         rounds = self.timeline[self.lengths[before.did[ROUNDS]] :]
-        if times := super().skip(schedule, before, now):
-            self.timeline.append(Again(rounds, times))
-            self.lengths[self.did[ROUNDS]] = len(self.timeline)
-            self.last = self.signature(schedule, reporting=False)
-        return times
+        super().skip(schedule, before, now, times)
+        self.timeline.append(Again(rounds, times))
+        self.lengths[self.did[ROUNDS]] = len(self.timeline)
+        self.last = self.signature(schedule, reporting=False)
 
     def watch(self, event: OperatorRan) -> None:
         """Note what a node yielded, and with which items rows close."""
@@ -183,8 +182,9 @@ class UnitTracer(Tracer):
     def of_period(self, warmup: int, period: int) -> Periodicity:
         """Return how the last rounds that were traced repeat themselves."""
         found = list(sections_of(folded(self.timeline[self.lengths[warmup] :])))
-        # What comes again is there once.
-        programs = {traced.key: traced for traced in found}.values()
+        # What comes again is there once; of much the keys take long to compare.
+        once = {id(traced): traced for traced in found}.values()
+        programs = {traced.key: traced for traced in once}.values()
         rounds = sum(traced.section.rounds for traced in programs)
         updates = sum(traced.updates for traced in programs)
         sections = []
@@ -294,15 +294,17 @@ def _section(rounds: list[Round], times: int) -> Traced:
         updates += sum(len(each.items) for each in once) - sum(saved for _, saved in repetitions)
         found.append(Stretch(part.items, part.times, tuple(each for each, _ in repetitions)))
         begin += part.items * part.times
-    # Where nothing begins again, the numbers that fill up make no difference.
-    key = tuple((x.before[0], _turns(x), tuple(x.items), x.went_on) for x in rounds)
+    key = tuple((x.before[0], _marks(x), tuple(x.items), x.went_on) for x in rounds)
     return Traced(Section(tuple(found), times), updates, key)
 
 
-def _turns(traced: Round) -> tuple[int, ...]:
-    """Return how often each number that fills up began again in a round."""
+def _marks(traced: Round) -> tuple[int | None, ...]:
+    """Return from where each number that fills up began again in a round; None if it did not.
+
+    Where none did, what they are makes no difference.
+    """
     pairs = zip(traced.before[1], traced.after[1], strict=True)
-    return tuple(end.turns - begin.turns for begin, end in pairs)
+    return tuple(int(begin) if began_again(begin, end) else None for begin, end in pairs)
 
 
 def closings_of(items: list[bool], went_on: bool) -> list[bool]:
@@ -342,7 +344,7 @@ def _within(
 
 def _began_again(before: State, after: State) -> bool:
     """Return whether a number that fills up began again between two states."""
-    return [x.turns for x in before[1]] != [x.turns for x in after[1]]
+    return any(map(began_again, before[1], after[1]))
 
 
 def fewest(seen: Sequence[State]) -> tuple[Part, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from flowrl.core.items import Filling
 from flowrl.graph.graph import Graph
-from flowrl.graph.period import is_counter
+from flowrl.graph.period import began_again, is_counter
 from flowrl.graph.stages import Schedule
 from flowrl.graph.versions import Newest, VersionOwners, is_version
 from flowrl.runtime.inline import ProgramPlace
@@ -49,8 +49,7 @@ class Structure:
         for now, begin, end in zip(self.filled, before.filled, after.filled, strict=True):
             last = now + times * (end - begin)
             # What begins again within the work does so at the same moment from the same number.
-            again = end < begin or end.turns != begin.turns
-            turns = again and (now != begin or (times > 1 and end != begin))
+            turns = began_again(begin, end) and (now != begin or (times > 1 and end != begin))
             if turns or (end > begin and last >= end.mark):
                 return None
             filled.append(Filling(last, end.mark, end.turns))

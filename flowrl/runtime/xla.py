@@ -199,8 +199,8 @@ class Fused(Turns):
     def _later(self, structure: Structure, made: Segment, times: int) -> Structure:
         """Return the structure after a segment ran so many times, or raise an error."""
         if (later := structure.later(made.before, made.after, times)) is None:
-            apart = made.before if structure != made.before else made.after
-            raise self._comes_not_back(structure, apart)
+            became = structure if structure != made.before else made.after
+            raise self._comes_not_back(made.before, became)
         return later
 
     def _comes_not_back(self, before: Structure, after: Structure) -> GraphError:

@@ -139,7 +139,7 @@ def test_a_total_that_never_comes_back_gives_means(monkeypatch):
     graph = recipe().insert(after="sync", own=Counter(lambda n: n + 1))
     trace(recipe())
     monkeypatch.setattr(module, "PATIENCE", 50 * len(graph.nodes))
-    monkeypatch.setattr(module, "LONG_ROWS", 1)
+    monkeypatch.setattr(module, "LONG_ROWS", 0)
     plan = graph.compile()
     assert not plan.found.exact and plan.found.rows == 50, "each row is a step of each node"
     assert (
@@ -631,6 +631,16 @@ def played(graph, **every):
 
 
 LATE = {"learning_starts": 200_000, "buffer_size": 300_000, "hidden": (4,)}
+
+
+@pytest.mark.parametrize("every", [3, 50, 1_000, 1_000_000])
+def test_a_count_that_goes_on_makes_the_warm_up_no_longer(every):
+    graph = fl.dqn("CartPole-v1", learning_starts=3_000, hidden=(4,), report_every=5)
+    plain, found = traced(graph), traced(graph.insert(after="sample", play=fl.Evaluate(every)))
+    assert found.exact and found.rows % plain.rows == 0
+    # States are compared once in 64 rounds where no row closes.
+    assert plain.warmup_rounds <= found.warmup_rounds <= plain.warmup_rounds + 64
+    assert found.idle_steps == plain.idle_steps == 3_008
 
 
 @pytest.mark.parametrize(

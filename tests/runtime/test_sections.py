@@ -184,3 +184,30 @@ def test_a_structure_that_differs_otherwise_is_not_the_same():
     assert one.later(one, other, 1) == other
     assert one.later(one, other, 2) is None
     assert one.later(one, other, 0) == one
+
+
+@dataclass(frozen=True)
+class EveryTenth(fl.extend.Operator):
+    """Does something with every tenth item, and begins to count again by itself."""
+
+    def init(self):
+        return {"n": Filling(0, 10), "sum": jnp.float32(0)}
+
+    def step(self, state, item, ctx):
+        state["n"] = Filling(state["n"] + 1, 10) if state["n"] < 9 else Filling(0, 10)
+        if state["n"] == 0:
+            state["sum"] = state["sum"] + 1
+        yield item
+
+
+def test_a_count_that_an_operator_begins_again_itself_is_a_section_too():
+    graph = PPO.insert(after="sync", own=EveryTenth())
+    plan = graph.compile()
+    found = periodicity(graph, plan.found)
+    assert plan.found.exact and found.period == 10 and found.rounds == 2
+    assert list(found.sections) == [section((1, 1), times=9), section((1, 1))]
+    with fl.run(graph, runtime="xla") as run:
+        for _ in range(25):
+            next(run)
+        held = run._session.turns.loops[0].states["own"]
+    assert (held["n"], float(held["sum"])) == (run.rows[-1]["row"] % 10, run.rows[-1]["row"] // 10)
