@@ -832,6 +832,18 @@ def test_a_terminated_run_is_saved(tmp_path):
     fl.load(tmp_path / "run")
 
 
+@pytest.mark.system
+def test_a_run_whose_rows_nobody_reads_any_more_has_not_failed(tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "flowrl", "run", "ppo", "--json", "--out", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=240) == 0
+    assert not (folder / "failure.json").exists()
+    fl.load(folder)
+
+
 def test_a_runs_directory_is_a_graph(tmp_path, capsys):
     with fl.run(fl.pg("CartPole-v1"), out=tmp_path / "run"):
         pass

@@ -337,6 +337,17 @@ def test_options_that_contradict_one_another_are_refused(refused, tmp_path):
     assert not out.exists()
 
 
+def test_tables_of_seeds_that_are_there_already_are_refused_before_anything_starts(
+    run, refused, tmp_path
+):
+    seeds = tmp_path / "seeds"
+    seeds.mkdir()
+    run.rename(seeds / "seed-0")
+    (seeds / "seed-0/rows.csv").write_text("row\n")
+    says = refused("resume", seeds, "--steps", "999_999", "--to", "csv")
+    assert "seed-0/rows.csv exists already" in says and "or leave out --to csv" in says
+
+
 def test_code_of_the_users_own_is_imported_only_if_it_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

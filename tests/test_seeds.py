@@ -24,6 +24,7 @@ from flowrl.cli.main import main
 from flowrl.core.items import Row
 from flowrl.core.machine import usable_cores
 from flowrl.observe.saving import RunDir
+from flowrl.seeding.lines import log_warning
 from flowrl.seeding.runs import SeedRuns, _Child
 
 ROOT = Path(__file__).parents[1]
@@ -376,3 +377,10 @@ def test_rows_that_a_run_makes_again_are_counted_once():
         row = {"row": number, "env_steps": 64 * number, "return_mean": 1.0}
         list(runs._events(SimpleNamespace(), {"seed": 7, "row": row}, set()))
     assert [row["env_steps"] for row in runs.runs[7].rows] == [64, 128, 192, 256]
+
+
+def test_a_warning_of_a_run_is_logged_where_nothing_else_is_printed_of_it(caplog):
+    run = SimpleNamespace(label="seed 3")
+    for warning in ("it is slow", ""):
+        log_warning(SimpleNamespace(run=run, warning=warning, row=None))
+    assert [record.getMessage() for record in caplog.records] == ["seed 3: it is slow"]

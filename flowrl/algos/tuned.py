@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from gymnasium.envs.registration import find_highest_version, parse_env_id
+from gymnasium.error import Error as GymError
+
 from flowrl.algos import STOCK
 from flowrl.errors import SettingError, unknown
 from flowrl.rl.networks import MLP
@@ -278,7 +281,8 @@ TUNED: Mapping[tuple[str, str], Mapping[str, Any]] = {
 def tuned(graph: str, env: str) -> dict[str, Any]:
     """Return the tuned settings of a stock graph for an environment, empty where there are none.
 
-    An environment of gymnax has the same settings as Gymnasium's environment of that name.
+    An environment of gymnax has the same settings as Gymnasium's environment of that name. An id
+    without a version stands for the newest one, as in `gymnasium.make`.
 
     Args:
         graph: the name of the stock graph, such as ``ppo``. What is no single name, such as
@@ -293,8 +297,19 @@ def tuned(graph: str, env: str) -> dict[str, Any]:
     """
     if graph.isidentifier() and graph not in STOCK:
         raise SettingError(unknown("graph", graph, STOCK))
-    id_ = env.removeprefix("gymnax:")
+    id_ = _with_version(env.removeprefix("gymnax:"))
     for (name, pattern), settings in TUNED.items():
         if name == graph and fnmatchcase(id_, pattern):
             return dict(settings)
     return {}
+
+
+def _with_version(env: str) -> str:
+    """Return the id that `gymnasium.make` takes for one without a version."""
+    try:
+        namespace, name, version = parse_env_id(env)
+    except GymError:
+        # It is an id of another kind, such as one of PettingZoo.
+        return env
+    newest = find_highest_version(namespace, name) if version is None else None
+    return env if newest is None else f"{env}-v{newest}"

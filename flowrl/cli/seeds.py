@@ -81,6 +81,12 @@ def resume_seeds(
     from flowrl.seeding.resumed import first_run, resumed_seeds
 
     _check_of_seeds(args)
+    tables = sorted(folder.glob("seed-*/rows.csv")) if "csv" in args.to else []
+    if tables:
+        raise SettingError(
+            f"--to csv: {tables[0]} exists already, and nothing is ever overwritten; move it away, "
+            "or leave out --to csv"
+        )
     own = runtime_in_place_of(args, first_run(folder))
     given = {"steps": args.steps, "until": args.until, "allow": args.allow, "to": args.to}
     runs = resumed_seeds(folder, runtime=own, **given)
@@ -131,9 +137,10 @@ def _follow(
 ) -> int:
     """Run all until they end, print how they ended, and return the exit status."""
     from flowrl.core.row_json import row_json
-    from flowrl.seeding.runs import Lines
+    from flowrl.seeding.lines import Lines, log_warning
 
     def print_row(event: Event) -> None:
+        log_warning(event)
         if event.row is not None:
             line = row_json({"seed": event.run.seed, **event.row})
             print(line, file=rows, flush=True)

@@ -136,7 +136,7 @@ def _follow(
         with training:
             for row in training:
                 if args.json:
-                    print(row_json(row), file=rows, flush=True)
+                    _print_row(row_json(row), rows, training)
     finally:
         # However the run ended, its summary is printed; an error then goes on to `main`.
         if training.reason is not None:
@@ -149,6 +149,15 @@ def _follow(
         if training.page is not None:
             training.page.close()
     return 0 if training.reason == "until" or not args.until else 1
+
+
+def _print_row(text: str, rows: TextIO, training: Run) -> None:
+    """Print a row as JSON, and close the run where nobody reads on, which is no failure of it."""
+    try:
+        print(text, file=rows, flush=True)
+    except BrokenPipeError:
+        training.close()
+        raise
 
 
 def _check_free(args: argparse.Namespace) -> None:

@@ -224,6 +224,11 @@ def best_score(root: Path) -> Score:
     return score
 
 
+def best_named(root: Path) -> str:
+    """Return which of the policies of a run is its best one now; empty if none is."""
+    return _named(root / BEST)
+
+
 def best_folder(root: Path) -> Path:
     """Return the folder of a saved run's best policy, after checking every file of it.
 

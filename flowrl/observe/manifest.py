@@ -60,6 +60,7 @@ def verify(root: Path) -> None:
         ) from None
     except (ValueError, KeyError, TypeError):
         raise SaveError(
-            f"{root / MANIFEST} is damaged: it is not the JSON that was written"
+            f"{root / MANIFEST} is damaged: it is not the JSON that was written; copy the run's "
+            "directory again from where it was written, or train it again"
         ) from None
     check_files(root, files, MANIFEST)

@@ -208,6 +208,13 @@ def return_of(row: Row) -> float:
     return evaluated if samples_nothing(row) else row["return_mean"]
 
 
+NO_EPISODE = (
+    "no episode has ended: sample more steps, or cut episodes, by wrappers= with "
+    "gymnasium.wrappers.TimeLimit"
+)
+"""Why a run that samples has no return."""
+
+
 def result(reason: str | None, until: str | None, row: Any) -> str:
     """Describe whether a run reached its goal, with its steps, time and return.
 
@@ -221,6 +228,8 @@ def result(reason: str | None, until: str | None, row: Any) -> str:
         time = duration(row["seconds"])
         count, what = reached(row)
         steps = f"{count:,} {what} in {time}, return {number(return_of(row))}"
+        if not (row["episodes"] or samples_nothing(row)):
+            steps += f" ({NO_EPISODE})"
     if reason == "until":
         return f"solved: {until} after {steps}"
     if reason == "steps":

@@ -12,7 +12,7 @@ from typing import Any
 from flowrl.envs.gym_envs import Make, Probed, env_name, probe
 from flowrl.errors import SaveError, SettingError, unknown
 from flowrl.graph import values
-from flowrl.observe.best import best_folder
+from flowrl.observe.best import best_folder, best_named
 from flowrl.observe.checkpoints import read_weights, write_weights
 from flowrl.observe.manifest import MANIFEST, verify
 from flowrl.observe.trained import TrainedPolicy
@@ -127,7 +127,15 @@ def load(
         SettingError: `env` has other spaces than the policy or lacks an agent that it plays, or
             `which` is neither of the two.
     """
-    return _load(policy_folder(Path(path), which, policy), allow, env)
+    root = Path(path)
+    while True:
+        newest = best_named(root) if which == "best" else ""
+        try:
+            return _load(policy_folder(root, which, policy), allow, env)
+        except Exception:
+            # A run that goes on may have put a better one in its place meanwhile.
+            if which != "best" or best_named(root) == newest:
+                raise
 
 
 def load_policies(

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from flowrl.core.curves import Curves
 from flowrl.core.encoding import EncodingError
@@ -186,8 +186,7 @@ class Saver:
         warnings = []
         # Neither keeps the other from being written.
         if writer is not None:
-            place = rows, self.folder.rows_bytes
-            warnings.append(self._write(writer, place, partial(_with_best, state, best)))
+            warnings.append(self._write(writer, rows, partial(_with_best, state, best)))
         if best is not None:
             try:
                 best.write(save_policy)
@@ -195,10 +194,13 @@ class Saver:
                 warnings.append(f"the best policy could not be written ({_said(error)})")
         return "; ".join(filter(None, warnings))
 
-    def _write(self, writer: SnapshotWriter, place: tuple[int, int], state: Kept) -> str:
+    def _write(self, writer: SnapshotWriter, rows: int, state: Kept) -> str:
         """Write a snapshot, and return a warning if it can't be written."""
+        folder = cast("RunDir", self.folder)
         try:
-            writer.write(*place, state)
+            # A snapshot that is on disk names rows, which must be there, too.
+            folder.sync()
+            writer.write(rows, folder.rows_bytes, state)
         except EncodingError as error:
             self.snapshots = None
             if writer.newest_row:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shlex
 import sys
 import time
@@ -154,6 +155,11 @@ class RunDir:
     def rows_bytes(self) -> int:
         """The size of ``rows.jsonl``."""
         return self._rows.tell()
+
+    def sync(self) -> None:
+        """Return once the rows are on disk, where a loss of power leaves them."""
+        self._rows.flush()
+        os.fsync(self._rows.fileno())
 
     def add(self, row: Row) -> None:
         """Write one Row to ``rows.jsonl`` and flush it."""

@@ -90,7 +90,11 @@ class EventLog:
             folder: the directory of the run.
         """
         with self._lock:
-            self._file = (folder / "events.jsonl").open("a", encoding="utf-8")
+            path = folder / "events.jsonl"
+            if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
+                # A run that was cut off left half a line, to which another would be added.
+                os.truncate(path, content.rfind(b"\n") + 1)
+            self._file = path.open("a", encoding="utf-8")
             for line in self._early:
                 self._file.write(line)
             self._file.flush()

@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -33,7 +32,7 @@ from flowrl.graph.names import main_module
 from flowrl.graph.plan import Plan
 from flowrl.observe.about import runtime_name
 from flowrl.observe.initial import Init
-from flowrl.observe.progress import PLAIN_SECONDS, Progress, line, result
+from flowrl.observe.progress import Progress
 from flowrl.observe.saver import first_files
 from flowrl.observe.saving import check_free_for_seeds
 from flowrl.observe.snapshots import Snapshots
@@ -53,6 +52,7 @@ from flowrl.runtime.base import Runtime, check_positive
 from flowrl.runtime.driver import context, for_worker
 from flowrl.runtime.members import SEEDS
 from flowrl.seeding.child import Job, Work
+from flowrl.seeding.lines import Lines, log_warning
 from flowrl.seeding.noted import note_seeds
 from flowrl.starting import run
 
@@ -123,7 +123,7 @@ def run_seeds(
         return training.curves()
     every = range(seed, seed + seeds)
     runs = SeedRuns(graph, every, runtime=runtime, options=options, out=out, at_once=at_once)
-    runs.follow(Lines(steps) if progress else lambda _: None)
+    runs.follow(Lines(steps) if progress else log_warning)
     for problem in runs.problems():
         log(problem)
     return runs.curves()
@@ -424,38 +424,6 @@ class _Child:
         """End the process at once, if there is one yet."""
         if self.process is not None:
             self.process.kill()
-
-
-class Lines:
-    """Prints a line of progress for each run now and then, and how each one ended.
-
-    Args:
-        steps: environment steps at which each run ends; None if there is no such number.
-        until: the goal of each run, as the user wrote it; None if there is none.
-    """
-
-    def __init__(self, steps: int | None, until: str | None = None) -> None:
-        self.steps = steps
-        self.until = until
-        self.written: dict[int, float] = {}
-        """By seed: when its last line was written."""
-
-    def __call__(self, event: Event) -> None:
-        """Print what happened, unless it is one of many rows."""
-        each = event.run
-        if event.warning:
-            text = f"warning: {event.warning}"
-        elif event.row is not None:
-            now = time.perf_counter()
-            if now - self.written.get(each.seed, -PLAIN_SECONDS) < PLAIN_SECONDS:
-                return
-            self.written[each.seed] = now
-            text = line(event.row, self.steps)
-        elif each.reason == "failed":
-            text = f"failed: {each.error}"
-        else:
-            text = result(each.reason, self.until, each.rows[-1] if each.rows else None)
-        print(f"{each.label}: {text}", file=sys.stderr, flush=True)  # noqa: T201 - its purpose
 
 
 # -- what a process gets -----------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 
 from flowrl.core.events import Tap, Warned
 from flowrl.core.items import Row
-from flowrl.errors import EnvError, NotFiniteError, SettingError, described
+from flowrl.errors import EnvError, NotFiniteError, RunError, SettingError, described
 from flowrl.rollout.runners import Runners
 from flowrl.runtime.members import Members, Sweep, differing_numbers, numbers_at
 from flowrl.runtime.xla import XlaRuntime
@@ -20,6 +20,8 @@ from flowrl.tuning.trials import Trials
 
 AT_ONCE = 16
 """Trials in one program; the search learns from them when all have ended."""
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+"""What the errors of XLA begin with where there is no memory for a program."""
 
 
 def numbers_of_program(job: Job) -> list[str] | None:
@@ -71,6 +73,13 @@ def run_program(trials: Trials, job: Job, paths: Sequence[str], at_once: int | N
             if is_of_full_disk(described(error)):
                 trials.again([trial.number for trial in batch])
                 raise
+            if OUT_OF_MEMORY in described(error):
+                trials.again([trial.number for trial in batch])
+                raise RunError(
+                    f"{size} trials in one program need more memory than there is "
+                    f"({described(error)}); the study goes on with fewer at once: "
+                    f"parallel={max(1, size // 2)} (--parallel)"
+                ) from error
             failed = {"state": "failed", "error": described(error)}
             endings = [{"trial": trial.number, **failed} for trial in batch]
         trials.ended(endings)
@@ -84,7 +93,9 @@ def _train(
     # A program of another size would have to be compiled, so the last trial fills it up.
     filled = [*runs, *[runs[-1]] * (size - len(runs))]
     graphs = [job.graph(trial.settings) for trial in filled]
-    if differing_numbers(graphs) is None:
+    found = differing_numbers(graphs)
+    # The program has the other numbers of the first trial, for all of them.
+    if found is None or not set(found) <= set(paths):
         raise SettingError("the graph's function makes another graph of some numbers")
     sweep = Sweep.points([numbers_at(graph, paths) for graph in graphs])
     out = f"{job.folder}/{runs[-1].directory}"

@@ -19,7 +19,7 @@ from flowrl.algos.tuned import tuned as tuned_settings
 from flowrl.core.importing import forbid_while_importing
 from flowrl.core.logs import log
 from flowrl.envs.gym_envs import Make
-from flowrl.errors import FlowrlError, RunError, SettingError, unknown
+from flowrl.errors import FlowrlError, RunError, SettingError, a, unknown
 from flowrl.graph.graph import Graph
 from flowrl.graph.values import PLAIN, to_text
 from flowrl.observe.about import runtime_settings
@@ -80,6 +80,9 @@ class Study:
 
     def config(self) -> Config:
         """Return the best settings as a config that runs that trial again.
+
+        A runtime with settings of its own, such as ``XlaRuntime(chunk=9)``, is no part of a config:
+        it is given again.
 
         Raises:
             RunError: every trial failed.
@@ -183,8 +186,8 @@ def tune(
     path = Path(out)
     fixed = dict(settings or {})
     options = Options(
-        graph=graph if isinstance(graph, str) else _reference(graph),
-        env=env if isinstance(env, str) or env is None else _reference(env),
+        graph=graph if isinstance(graph, str) else _reference("graph", graph),
+        env=env if isinstance(env, str) or env is None else _reference("env", env),
         settings={name: to_text(x, defaults=False, width=math.inf) for name, x in fixed.items()},
         search={name: str(space) for name, space in search.items()},
         trials=trials,
@@ -399,9 +402,18 @@ def _runtime_text(runtime: str | Runtime) -> str:
     return f"{type(runtime).__name__}({', '.join(settings)})"
 
 
-def _reference(function: Any) -> str:
-    """Return how ``flowrl run`` names a function of Python."""
-    module, name = function.__module__, function.__qualname__
+def _reference(argument: str, function: Any) -> str:
+    """Return how ``flowrl run`` names a function of Python.
+
+    Raises:
+        SettingError: it has no name, as a `functools.partial` or an object has none.
+    """
+    module, name = (getattr(function, x, None) for x in ("__module__", "__qualname__"))
+    if module is None or name is None:
+        raise SettingError(
+            f"{argument} is {a(function)}, which has no name by which the study notes it; write a "
+            "function of a module that returns what it makes"
+        )
     if module == f"flowrl.algos.{name}":
         return str(name)
     # A script, or a file that belongs to no package, is named by its path.

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from conftest import RAY, timeless
+from conftest import RAY, timeless, with_system
 from teams import Relay, TwoCartPoles
 
 SMALL = {
@@ -31,7 +31,7 @@ def rows_of(graph, rows=3, **how):
         return timeless([next(run) for _ in range(rows)]), run
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", with_system(GRAPHS, {"qmix"}))
 def test_what_a_team_plans_it_does_and_its_text_is_parsed_back(name):
     plan = GRAPHS[name].compile()
     found, run = rows_of(plan, 8)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flowrl as fl
-from conftest import RAY, ended, same, timeless
+from conftest import RAY, ended, same, timeless, with_system
 from flowrl.cli.main import main
 from flowrl.errors import CheckError, GraphError, SaveError, SettingError
 from flowrl.observe.progress import line, result
@@ -77,7 +77,9 @@ def test_a_program_of_xla_refuses_it_with_the_reason(folder):
         fl.run(graph, runtime="xla")
 
 
-@pytest.mark.parametrize("name", ["bc", "bc of few steps", "marwil", "cql"])
+@pytest.mark.parametrize(
+    "name", with_system(["bc", "bc of few steps", "marwil", "cql"], {"marwil", "cql"})
+)
 def test_a_run_that_is_cut_goes_on_bit_for_bit(name, folder, tmp_path):
     graph = GRAPHS[name](folder)
     run = whole(graph, tmp_path / "whole")

@@ -139,6 +139,7 @@ class Far(gym.ObservationWrapper):
         return 1_000 + 50 * observation
 
 
+@pytest.mark.system
 def test_normalised_observations_are_kept_with_the_policy_and_rewards_train_at_their_scale(
     tmp_path,
 ):
@@ -156,7 +157,7 @@ def test_normalised_observations_are_kept_with_the_policy_and_rewards_train_at_t
     np.testing.assert_array_equal(policy.act(near), run.policy.act(near))
 
 
-@pytest.mark.parametrize("name", with_system(["every setting", "rainbow", "sac"], SLOW))
+@pytest.mark.parametrize("name", with_system(["every setting", "rainbow", "sac"], {*SLOW, "sac"}))
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(name):
     one, again, other = (
         [row["loss"] for row in rows_of(GRAPHS[name], 3, seed=seed)[0]] for seed in (0, 0, 1)
@@ -200,7 +201,7 @@ WARMED = {
 }
 
 
-@pytest.mark.parametrize("name", WARMED)
+@pytest.mark.parametrize("name", with_system(WARMED, {"a gate", "two starts", "jax"}))
 def test_a_warm_up_that_is_skipped_is_planned_as_one_that_is_gone_through(name, monkeypatch):
     def numbers():
         plan = WARMED[name].compile()
@@ -221,7 +222,7 @@ def test_a_warm_up_that_is_skipped_is_planned_as_one_that_is_gone_through(name, 
     assert 0 < few < 0.7 * (len(turns) - few)
 
 
-@pytest.mark.parametrize("name", ["dqn", "sac", "td3", "apex"])
+@pytest.mark.parametrize("name", with_system(["dqn", "sac", "td3", "apex"], {"sac", "td3", "apex"}))
 def test_a_start_of_a_million_single_steps_is_planned_in_few_rounds(name, monkeypatch):
     turns, turn = [], Schedule.round
     monkeypatch.setattr(Schedule, "round", lambda self: turns.append(self) or turn(self))
@@ -239,6 +240,7 @@ def test_a_plan_does_not_depend_on_how_long_it_may_take(monkeypatch):
     assert "after 20,199 steps of warm-up, 20,000 of them before the first update" in str(plan)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -684,7 +686,7 @@ FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
 @pytest.mark.parametrize(
     "graph",
     [
-        FUSED,
+        pytest.param(FUSED, marks=pytest.mark.system),
         pytest.param(
             fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, num_runners=2, n_step=3)).set(
                 "sample.mode", "async"

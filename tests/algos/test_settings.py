@@ -222,3 +222,8 @@ def test_tuned_settings_of_a_graph_that_is_not_there_are_an_error():
     with pytest.raises(fl.errors.SettingError, match="unknown graph 'pppo'; did you mean 'ppo'"):
         fl.tuned("pppo", "CartPole-v1")
     assert fl.tuned("mine.py:pppo", "CartPole-v1") == {}
+
+
+def test_an_id_without_a_version_has_the_tuned_settings_of_the_newest():
+    assert fl.tuned("ppo", "HalfCheetah") == fl.tuned("ppo", "HalfCheetah-v5") != {}
+    assert fl.tuned("ppo", "NoSuch") == fl.tuned("ppo", "pettingzoo:classic.tictactoe_v3") == {}

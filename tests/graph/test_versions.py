@@ -58,6 +58,7 @@ def test_the_plan_is_what_is_counted(runtime):
     assert rows[-1]["updates"] == 30 and rows[-1]["lag_max"] == 0
 
 
+@pytest.mark.system
 def test_one_program_of_two_learners_gives_the_rows_of_the_local_runtime():
     g = graph(Corridor)
     close(rows_of(g, fl.XlaRuntime(chunk=2)), rows_of(g, "local"))

@@ -14,6 +14,7 @@ import flowrl as fl
 from environments import Corridor
 from flowrl.cli.main import main
 from flowrl.observe import best as best_module
+from flowrl.observe import saved_policies
 from flowrl.observe.best import Best, best_score
 from flowrl.observe.manifest import MANIFEST
 from flowrl.observe.saved_policies import save_policy
@@ -101,6 +102,25 @@ def test_it_has_the_weights_that_were_evaluated_not_those_of_an_update_after_it(
     assert not equal(best.weights, after[row])
     # The very episodes of the row.
     assert best.evaluate(5, seed=0).mean() == best_score(path).value
+
+
+def test_it_is_found_although_the_run_puts_a_better_one_in_its_place(ruined, tmp_path, monkeypatch):
+    path = tmp_path / "copy"
+    shutil.copytree(ruined[0], path)
+    (path / MANIFEST).unlink()
+    file, read = path / "best/best.json", saved_policies._load
+    named = json.loads(file.read_text())["policy"]
+
+    def replaced(folder, *rest):
+        if folder.name == named:
+            folder.rename(folder.with_name("row-99"))
+            file.write_text(file.read_text().replace(named, "row-99"))
+        return read(folder, *rest)
+
+    expected = load(path).weights
+    monkeypatch.setattr(saved_policies, "_load", replaced)
+    assert equal(load(path).weights, expected)
+    assert not (path / "best" / named).exists()
 
 
 def test_a_killed_run_has_it_and_what_is_damaged_is_named(ruined, tmp_path):

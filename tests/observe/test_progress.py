@@ -1,6 +1,7 @@
 """The progress line, on a terminal and where there is none."""
 
 import io
+import math
 import time
 
 import pytest
@@ -108,6 +109,12 @@ def test_the_last_line_has_whole_steps_and_small_returns_their_digits():
     means = Row({**ROW, "env_steps": 195_056.625, "return_mean": 0.9123})
     said = "interrupted after 195,057 steps in 2 s, return 0.912"
     assert result("interrupted", None, means) == said
+
+
+def test_the_last_line_says_why_there_is_no_return():
+    row = Row({**ROW, "episodes": 0, "return_mean": math.nan})
+    assert "return - (no episode has ended: " in result("steps", None, row)
+    assert "no episode" not in result("steps", None, Row({**ROW, "episodes": 1}))
 
 
 @pytest.mark.parametrize(

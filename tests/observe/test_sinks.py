@@ -101,6 +101,17 @@ def test_a_warning_names_flowrl_once_whoever_prints_it(set_up, printed):
     assert done.stderr == printed
 
 
+@pytest.mark.parametrize("before", [b"", b'{"event": "started"}\n'])
+def test_half_a_line_of_events_is_cut_off_where_a_run_goes_on(before, tmp_path):
+    (tmp_path / "events.jsonl").write_bytes(before + b'{"event": "war')
+    log = EventLog()
+    log.open(tmp_path)
+    log(Ended("closed"))
+    log.close()
+    found = [t["event"] for t in lines(tmp_path / "events.jsonl")]
+    assert found == ["started"] * bool(before) + ["ended"]
+
+
 def test_drops_are_reported_in_sums_once_a_second(tmp_path, monkeypatch):
     now = [10.0]
     monkeypatch.setattr(sinks.time, "monotonic", lambda: now[0])

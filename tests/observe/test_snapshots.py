@@ -134,6 +134,23 @@ def kept(tmp_path_factory):
     return path
 
 
+def test_the_rows_are_on_disk_before_the_snapshot_that_names_them(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def noted(number):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{number}")))
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with fl.run(PPO, steps=64, out=tmp_path / "run", snapshots=Snapshots(every=0)) as run:
+        next(run)
+        synced.clear()
+        next(run)
+        names = [path.name for path in synced]
+    newest = next(i for i, path in enumerate(synced) if path.parent.name == "snapshots")
+    assert "rows.jsonl" in names[:newest]
+
+
 @pytest.fixture(scope="module")
 def whole():
     """The rows of a run that was not resumed."""

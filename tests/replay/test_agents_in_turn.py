@@ -116,7 +116,15 @@ def transitions(env, burst, steps, n_step):
 
 
 @pytest.mark.parametrize("env", [InTurn, InTurnInJax])
-@pytest.mark.parametrize(("burst", "steps"), [(1, 1), (1, 2), (3, 2), (5, 4)])
+@pytest.mark.parametrize(
+    ("burst", "steps"),
+    [
+        pytest.param(1, 1, marks=pytest.mark.system),
+        (1, 2),
+        (3, 2),
+        pytest.param(5, 4, marks=pytest.mark.system),
+    ],
+)
 def test_returns_of_several_steps_count_an_agents_own_turns(env, burst, steps):
     seen, lengths = 0, set()
     for obs, reward, discount, after in zip(*transitions(env, burst, steps, 3), strict=True):

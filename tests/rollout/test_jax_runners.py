@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import flowrl as fl
+from conftest import with_system
 from environments import Corridor
 from flowrl.core.items import Batch
 from flowrl.graph.site import alone
@@ -271,7 +272,7 @@ class Staying(Leaving):
         return state + 1, jnp.minimum(state + 1, 2), 1.0, state >= 5, False
 
 
-@pytest.mark.parametrize("runtime", ["local", "xla"])
+@pytest.mark.parametrize("runtime", with_system(["local", "xla"], {"xla"}))
 @pytest.mark.parametrize("make", [fl.ppo, fl.es])
 def test_an_observation_that_is_none_of_the_choices_is_found(make, runtime):
     rollouts = {"envs_per_runner": 2, "rollout_length": 8, "batch_size": 16, "minibatch_size": 16}

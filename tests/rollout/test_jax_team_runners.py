@@ -119,7 +119,11 @@ def test_runners_that_sample_one_by_one_are_those_of_the_host_each_with_its_own_
     assert older[:2] == [0, 0] and max(older) == 3
 
 
-@pytest.mark.parametrize("policy", [TINY, RNN], ids=["feed-forward", "recurrent"])
+@pytest.mark.parametrize(
+    "policy",
+    [TINY, pytest.param(RNN, marks=pytest.mark.system)],
+    ids=["feed-forward", "recurrent"],
+)
 def test_two_agents_with_two_policies_are_two_single_runs(policy):
     seed, sizes = 3, {"envs_per_runner": 3, "rollout_length": 8}
     spec = fl.Runners(fixed, fl.Team(red=policy, blue=policy), **sizes)

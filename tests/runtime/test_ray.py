@@ -479,6 +479,7 @@ def FailsInAnActor(env):
     return env
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
 def test_functions_of_a_file_that_is_no_package_reach_the_actors(tmp_path):
     from flowrl.algos.named import build, find
@@ -558,8 +559,10 @@ def test_no_process_is_left_where_the_driver_is_killed():
 @pytest.mark.usefixtures("ray_up")
 @pytest.mark.parametrize(
     ("hidden", "where"),
-    [((64, 64), "flowrl.runtime.ray.Pickled"), ((256, 256), "ray.put")],
-    ids=["small", "large"],
+    [
+        pytest.param((64, 64), "flowrl.runtime.ray.Pickled", id="small"),
+        pytest.param((256, 256), "ray.put", id="large", marks=pytest.mark.system),
+    ],
 )
 def test_weights_are_packed_once_a_version_and_their_bytes_are_those_of_the_plan(
     hidden, where, monkeypatch

@@ -122,7 +122,7 @@ ONE_BY_ONE = fl.XlaRuntime(chunk=1)
 @pytest.mark.parametrize(
     "name",
     [
-        "a row within",
+        pytest.param("a row within", marks=pytest.mark.system),
         "a row with each",
         pytest.param("no row", marks=pytest.mark.system),
         "two or three",
@@ -157,6 +157,7 @@ def test_operators_of_users_repeat_what_they_make_also_within_what_repeats_itsel
     alike(graph, 24 if per_step < 1 else 144)
 
 
+@pytest.mark.system
 def test_a_row_that_closes_within_an_item_closes_there_in_a_program():
     graph = SIXTEEN.insert(after="batch", thrice=Thrice()).set("report.every", 16)
     (first, *_) = stretches(graph)
@@ -183,6 +184,7 @@ def added(total, values, most):
     return total + values.sum() + most
 
 
+@pytest.mark.system
 def test_a_reporting_operator_of_the_user_s_own_computes_with_what_it_is_given():
     sums = []
     for runtime in ("local", ONE_BY_ONE):
@@ -202,6 +204,7 @@ EVALUATED = [
 ]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("every", "row", "expected"), EVALUATED)
 def test_evaluations_between_repeated_updates_are_in_the_same_rows(every, row, expected):
     play = fl.Evaluate(every=every, episodes=2, max_steps=20)

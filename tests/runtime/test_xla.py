@@ -79,7 +79,7 @@ def learned(graph, count, runtime="xla", seed=0):
     "name",
     [
         # The others share with them what they are made of.
-        pytest.param(x, marks=() if x in ("ppo", "impala") else pytest.mark.system)
+        pytest.param(x, marks=() if x == "ppo" else pytest.mark.system)
         for x in GRAPHS
     ],
 )
@@ -223,6 +223,7 @@ def test_a_nan_ends_the_run_with_its_row_and_keeps_the_last_good_policy():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), good, run.policy.weights)
 
 
+@pytest.mark.system
 def test_a_nan_among_many_environments_is_named_too():
     graph = fl.ppo(
         Corridor, envs_per_runner=64, rollout_length=128, batch_size=8192, minibatch_size=8192
@@ -326,7 +327,13 @@ def poisoned(x, bad):
 
 
 @pytest.mark.parametrize("runtime", ["local", fl.XlaRuntime(chunk=8)], ids=["local", "xla"])
-@pytest.mark.parametrize(("every", "row"), [(1, 5), (2, 3)], ids=["a row each", "two a row"])
+@pytest.mark.parametrize(
+    ("every", "row"),
+    [
+        pytest.param(1, 5, id="a row each"),
+        pytest.param(2, 3, id="two a row", marks=pytest.mark.system),
+    ],
+)
 def test_an_update_that_is_not_finite_ends_a_chunk_and_what_was_not_run_is_not_counted(
     runtime, every, row
 ):
@@ -424,6 +431,7 @@ class Adds(fl.extend.Stateless):
         yield batch.with_(reward=ctx.run(raised_by, batch["reward"], ctx[self.held].state))
 
 
+@pytest.mark.system
 def test_a_resource_may_hold_a_bare_array_and_sees_the_seed_of_its_own_run():
     graph = with_resource(Seed(), mine=Adds())
     with fl.run(graph, runtime=fl.XlaRuntime(seeds=2, chunk=2), seed=5) as run:
@@ -435,6 +443,7 @@ def test_a_resource_may_hold_a_bare_array_and_sees_the_seed_of_its_own_run():
 # -- many at once
 
 
+@pytest.mark.system
 def test_many_seeds_are_each_what_it_is_alone_and_a_row_is_their_mean():
     with fl.run(TINY, runtime=fl.XlaRuntime(seeds=4, chunk=4), seed=5) as run:
         rows = [next(run) for _ in range(4)]
@@ -461,6 +470,7 @@ def test_a_sweep_runs_every_value_with_every_seed():
     assert len({rows[-1]["loss"] for rows in curves.rows}) == 8
 
 
+@pytest.mark.system
 def test_a_sweep_reaches_operators_and_refuses_what_it_can_not_have():
     with fl.run(TINY, runtime=fl.XlaRuntime(sweep=fl.Sweep(gamma=[0.5, 0.99]), chunk=2)) as run:
         next(run)

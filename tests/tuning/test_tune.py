@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +18,10 @@ from flowrl.algos.named import parse_value
 from flowrl.cli.main import main
 from flowrl.cli.tuning import _ending
 from flowrl.core.items import Row
-from flowrl.runtime.members import MemberRows, Members
+from flowrl.runtime.members import MemberRows, Members, differing_numbers
 from flowrl.tuning import results
 from flowrl.tuning.journal import Journal, Options
-from flowrl.tuning.program import run_program
+from flowrl.tuning.program import _train, run_program
 from flowrl.tuning.progress import best, ranked
 from flowrl.tuning.trial import ending_on_disk
 from flowrl.tuning.trials import Trials
@@ -236,6 +237,12 @@ def test_a_trial_that_was_stopped_is_the_best_only_where_none_took_all_steps():
     assert best(trials[:2], "max") is trials[0] and best(trials[4:], "max") is None
 
 
+FIVE = Options(
+    graph="ppo", env=None, settings={}, search={}, trials=5, steps=90, metric="return_mean",
+    mode="max", seed=0, runtime="xla", grace_steps=10, reduction=3, tuned=False, imports=[],
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("at_once", "batches"),
     [(1, [[0], [1], [2], [3], [4]]), (2, [[0, 1], [2, 3], [4]]), (9, [[0, 1, 2, 3, 4]])],
@@ -249,13 +256,46 @@ def test_a_program_has_as_many_runs_as_were_asked_for(tmp_path, monkeypatch, at_
 
     monkeypatch.setattr("flowrl.tuning.program._train", train)
     search = {"lr": fl.Uniform(0, 1)}
-    options = Options(
-        graph="ppo", env=None, settings={}, search={}, trials=5, steps=90, metric="return_mean",
-        mode="max", seed=0, runtime="xla", grace_steps=10, reduction=3, tuned=False, imports=[],
-    )  # fmt: skip
     with Journal(tmp_path) as kept:
-        assert run_program(Trials(kept, options, search, lambda _: None), None, [], at_once)
+        assert run_program(Trials(kept, FIVE, search, lambda _: None), None, [], at_once)
     assert found == batches
+
+
+def test_trials_that_need_more_memory_than_there_is_are_left_to_smaller_programs(
+    tmp_path, monkeypatch
+):
+    def train(*_):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+    monkeypatch.setattr("flowrl.tuning.program._train", train)
+    with Journal(tmp_path) as kept:
+        trials = Trials(kept, FIVE, {"lr": fl.Uniform(0, 1)}, lambda _: None)
+        with pytest.raises(fl.errors.RunError, match="more memory than there is.*parallel=2"):
+            run_program(trials, None, [], 4)
+        assert trials.left == 5
+
+
+def test_a_number_that_no_end_of_the_search_shows_is_not_that_of_another_trial():
+    def graph(settings):
+        lr = settings["lr"]
+        return fl.ppo("gymnax:CartPole-v1", lr=lr, gamma=0.9 if lr == 2e-3 else 0.99)
+
+    ends = differing_numbers([graph({"lr": lr}) for lr in (1e-3, 3e-3)])
+    trials = [SimpleNamespace(settings={"lr": lr}) for lr in (1e-3, 2e-3)]
+    with pytest.raises(fl.errors.SettingError, match="makes another graph of some numbers"):
+        _train(trials, SimpleNamespace(graph=graph), ends, 2)
+
+
+@pytest.mark.parametrize("argument", ["graph", "env"])
+def test_what_has_no_name_is_refused_with_the_way_out(argument, tmp_path):
+    given = {"graph": fl.ppo, "env": "CartPole-v1"}
+    given[argument] = partial(given[argument] if argument == "graph" else conditional)
+    says = f"{argument} is a partial, which has no name.*write a function of a module"
+    with pytest.raises(fl.errors.SettingError, match=says):
+        fl.tune(
+            **given, search={"lr": fl.Uniform(0, 1)}, steps=9, out=tmp_path / "x", progress=False
+        )
+    assert not (tmp_path / "x").exists()
 
 
 def test_the_command_line_names_what_is_lacking(capsys):
