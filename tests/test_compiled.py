@@ -135,6 +135,7 @@ def test_a_second_program_with_another_seed_and_learning_rate_compiles_nothing(
     )
 
 
+@pytest.mark.system
 def test_a_program_of_another_seed_does_what_it_does_alone(monkeypatch):
     monkeypatch.setattr(compiled, "programs", compiled.Recent(1))
     graph = stock("ppo", "gymnax:CartPole-v1").insert(
@@ -397,6 +398,7 @@ class Scales(fl.extend.Operator):
         yield batch.with_(reward=ctx.run(jnp.add, batch["reward"], self.by))
 
 
+@pytest.mark.system
 def test_what_changes_in_an_operator_between_two_runs_changes_the_program():
     runtime, scales = fl.XlaRuntime(chunk=2), Scales(0.0)
     graph = stock("pg", "gymnax:CartPole-v1").insert(after="sample", scales=scales)

@@ -73,6 +73,7 @@ class OnePole:
         self.pole.close()
 
 
+@pytest.mark.system
 def test_vdn_of_one_agent_is_dqn():
     one, _ = rows_of(fl.vdn(OnePole, **SMALL, dueling=True), 6)
     # Its vectors would be seeded in another way, so single ones are made.

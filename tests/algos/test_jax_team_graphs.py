@@ -75,6 +75,7 @@ def test_on_ray_the_rows_are_those_of_this_process_where_only_actions_are_random
     close(taken(graph, RAY, 2)[0], rows_of(graph)[0])
 
 
+@pytest.mark.system
 def test_one_policy_for_all_agents_is_one_program():
     small = {"num_runners": 1, "envs_per_runner": 2, "rollout_length": 4, "batch_size": 16}
     graph = fl.ppo(Corridors, minibatch_size=8, epochs=1, policy=TINY, **small)

@@ -233,6 +233,7 @@ def online(folder, updates):
     )
 
 
+@pytest.mark.system
 def test_offline_comes_first_and_then_online_with_demonstrations_mixed_in(folder, tmp_path):
     graph = online(folder, 10)
     plan = graph.compile()

@@ -869,6 +869,7 @@ def exponents(env, beta_steps):
     return seen
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("env", ["CartPole-v1", "gymnax:CartPole-v1"])
 def test_importance_weights_correct_for_more_and_more_of_the_priorities(env):
     """Without learning all runs sample the same, so that the logarithms of weights are as beta to

@@ -54,6 +54,7 @@ def rows_of(graph, rows=6, **how):
         return [next(run) for _ in range(rows)], run
 
 
+@pytest.mark.system
 def test_the_plan_is_what_is_counted_and_names_the_league():
     # The second of them finds the newest version there already, every second time.
     edited = graph(every=2).insert(after="freeze", again=fl.AddOpponent(every=3))

@@ -39,6 +39,7 @@ def added(add, state, batch, low=0):
     return add(state, batch.data, end, batch.columns["first"], low=low)
 
 
+@pytest.mark.system
 @settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),

@@ -419,6 +419,7 @@ def test_random_actions_come_first_and_then_those_of_the_other_exploration():
     np.testing.assert_array_equal((np.abs(mixed - 0.3) > 1e-4).all(1), random)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("runners", [1, 2])
 def test_random_actions_come_first_in_environments_in_jax_too(runners):
     graph = fl.td3(

@@ -142,6 +142,7 @@ def test_two_agents_with_two_policies_are_two_single_runs(policy):
     assert over > 4
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("most", [6, 400])
 def test_episodes_are_played_as_on_the_host(most):
     in_jax, host, weights = both(chaos(), 2)

@@ -111,6 +111,7 @@ def same(batch):
     return batch
 
 
+@pytest.mark.system
 def test_environments_in_jax_step_in_the_local_runtime_too():
     settings = fl.PPOSettings(epochs=1, minibatch_size=None, envs_per_runner=2, batch_size=128)
     with fl.run(fl.ppo("gymnax:CartPole-v1", settings)) as run:

@@ -459,6 +459,7 @@ def test_an_environment_that_raises_now_and_then_stops_the_run_or_restarts_its_r
     )
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("ray_up")
 def test_what_fails_only_where_the_actors_are_is_named():
     graph = fl.ppo("CartPole-v1", SMALL).set("runners.wrappers", (FailsInAnActor,))

@@ -411,6 +411,7 @@ class TurnsOver(fl.extend.Operator):
         yield batch
 
 
+@pytest.mark.system
 def test_what_is_no_array_can_not_change_where_only_the_program_knows_when():
     learned(with_resource(Turns(), mine=TurnsOver("turn_array")), 2)
     says = (
@@ -597,6 +598,7 @@ def test_ctrl_c_while_the_rows_of_a_chunk_are_made_loses_none_of_them(monkeypatc
     assert len(run.rows) == 4
 
 
+@pytest.mark.system
 def test_what_runs_only_after_a_long_warm_up_and_can_not_be_traced_is_named():
     late = fl.DQNSettings(
         envs_per_runner=1,
@@ -811,6 +813,7 @@ def test_a_period_that_is_too_long_is_refused():
 SIXTEEN = fl.sac("gymnax:Pendulum-v1", envs_per_runner=16, learning_starts=16, report_every=32)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
