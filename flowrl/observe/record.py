@@ -113,7 +113,7 @@ class Recorder:
     def __init__(
         self, folder: str | Path, record: Record = Record(), seed: int | None = None
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()
         self.record = record
         self.seed = seed
         self.graph: Graph | None = None

@@ -117,7 +117,7 @@ class Saver:
         snapshots: Snapshots | None = None,
         resumed: Resumed | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self.resumed = resumed
         if resumed is None:
             check_free(path)

@@ -50,7 +50,7 @@ class RunDir:
     """
 
     def __init__(self, path: str | Path, files: Mapping[str, str]) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         check_free(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)

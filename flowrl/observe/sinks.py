@@ -245,7 +245,7 @@ class Csv(Sink):
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self.place = Path(path), str(path)
+        self.path, self.place = Path(path).absolute(), str(path)
         if self.path.exists():
             raise SettingError(
                 f"Csv: {self.path} exists already, and nothing is ever overwritten; "
@@ -305,7 +305,7 @@ class TensorBoard(Sink):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder, self.place = Path(folder), str(folder)
+        self.folder, self.place = Path(folder).absolute(), str(folder)
         self.event = _package("tensorboardX.proto.event_pb2", "tensorboard").Event
         self.summary = _package("tensorboardX.proto.summary_pb2", "tensorboard").Summary
         self.sum = _package("tensorboardX.record_writer", "tensorboard").masked_crc32c

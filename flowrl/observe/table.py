@@ -51,22 +51,26 @@ class Window:
 def live_table(p: Profile, lag: float) -> Group:
     """Return a table for a terminal in which the bottleneck is marked.
 
-    It is made of lines of text, since a table of rich's takes ten times as long to draw, and the
-    run waits for that.
+    A bottleneck that is neither a node nor a set of runners, such as the loop over the rows, has a
+    line of its own.
+
+    The table is made of lines of text, since a table of rich's takes ten times as long to draw, and
+    the run waits for that.
 
     Args:
         p: the profile of a part of a run.
         lag: the policy lag of the data that was trained last, in updates; NaN if not known.
     """
     worst = bottleneck(p)
+    # A straggler is one worker of a resource, whose line is marked.
+    marked = worst.where.partition(",")[0] if worst is not None else ""
     rows = [[(name, "dim") for name in HEAD]]
-    for share in shares(p):
+    nodes = shares(p)
+    for share in nodes:
         steps, queue = _steps(p, share.node), p.queues.get(share.node)
-        # A straggler is one worker of a resource, whose line is marked.
-        marked = worst is not None and worst.where.partition(",")[0] == share.node
         rows.append(
             [
-                (f"{share.node} <- bottleneck", "bold red") if marked else (share.node, ""),
+                _name(share.node, is_bottleneck=share.node == marked),
                 (share.does, "dim"),
                 *(_percent(x) for x in (share.busy, share.starved, share.blocked)),
                 (f"{steps / max(p.seconds, 1e-9):,.0f}" if steps else "", ""),
@@ -74,8 +78,17 @@ def live_table(p: Profile, lag: float) -> Group:
                 (f"{lag:.1f}" if share.trains and not math.isnan(lag) else "", ""),
             ]
         )
+    if worst is not None and all(share.node != marked for share in nodes):
+        others = [("", "")] * (len(HEAD) - 3)
+        rows.append(
+            [_name(worst.where, is_bottleneck=True), ("", ""), _percent(worst.share), *others]
+        )
     widths = [_width(column) for column in zip(*rows, strict=True)]
     return Group(*(_line(row, widths) for row in rows))
+
+
+def _name(name: str, *, is_bottleneck: bool) -> tuple[str, str]:
+    return (f"{name} <- bottleneck", "bold red") if is_bottleneck else (name, "")
 
 
 def _width(column: Sequence[tuple[str, str]]) -> int:

@@ -31,13 +31,11 @@ class Tracing:
     """
 
     def __init__(self, file: str | Path | None, otlp: str | None) -> None:
-        self.file, self.otlp = None if file is None else Path(file), otlp
+        self.file, self.otlp = None if file is None else Path(file).absolute(), otlp
         self.trace: Callable[[], Trace] | None = None
         """Returns the trace; None until the run is set up."""
-        if self.file is not None and not self.file.absolute().parent.is_dir():
-            raise SettingError(
-                f"trace: there is no folder {self.file.absolute().parent} for {self.file.name}"
-            )
+        if self.file is not None and not self.file.parent.is_dir():
+            raise SettingError(f"trace: there is no folder {self.file.parent} for {self.file.name}")
         if self.file is not None and (
             self.file.suffix not in (".json", ".svg") or self.file.is_dir()
         ):

@@ -482,6 +482,10 @@ def test_the_live_table_marks_it_and_shows_levels_and_lag():
     assert "runners <- bottleneck  2 workers" in text and "3/16" in text
     (train,) = [line for line in text.splitlines() if line.startswith("train")]
     assert train.split() == ["train", "TrainOneStep", "10%", "0%", "0%", "400", "2.2"]
+    # What is neither a node nor a set of runners is marked, too.
+    console.print(live_table(between_rows(profile(step=0.5, update=0.1), 8.0), 2.25))
+    (marked,) = [line for line in console.export_text().splitlines() if "bottleneck" in line]
+    assert marked.split() == [*["the", "loop", "over", "the", "rows", "<-", "bottleneck"], "80%"]
 
 
 def test_a_profile_is_read_back_and_a_saved_run_is_explained(tmp_path, capsys):

@@ -19,6 +19,7 @@ from flowrl.core.events import Dropped, Ended, Restarted, RowClosed, Started, Wa
 from flowrl.core.items import Row
 from flowrl.observe import sinks
 from flowrl.observe.sinks import EventLog, columns, sink
+from small_runs import small
 
 TINY = fl.Policy(fl.networks.MLP, hidden=(4,))
 PPO = fl.ppo(
@@ -428,3 +429,22 @@ def test_to_names_sinks_and_files_are_in_the_runs_directory(tmp_path, monkeypatc
 def test_a_wrong_sink_is_reported(text, says, tmp_path):
     with pytest.raises(fl.errors.SettingError, match=says):
         sink(text, tmp_path)
+
+
+def test_whoever_changes_the_folder_meanwhile_finds_all_files_where_the_run_began(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "later").mkdir()
+    monkeypatch.chdir(tmp_path)
+    to = {"out": "run", "trace": "trace.json", "record": True, "observers": [fl.Csv("rows.csv")]}
+    with fl.run(small(), steps=64, **to) as run:
+        next(run)
+        monkeypatch.chdir(tmp_path / "later")
+        list(run)
+    assert not list((tmp_path / "later").iterdir())
+    assert {"run", "trace.json", "rows.csv"} == {
+        path.name for path in tmp_path.iterdir() if path.name != "later"
+    }
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + len(run.rows)
+    assert fl.load(tmp_path / "run") and (tmp_path / "run/explain.txt").exists()
+    assert list((tmp_path / "run/records").iterdir())
