@@ -315,7 +315,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     # Who writes a name large means it.
     nearest = [known_name for known_name in names if known_name.lower() == name.lower()]
     # Who gives the last part of a path, such as that of a setting, means the path.
-    nearest += [known_name for known_name in names if known_name.endswith(f".{name}")]
+    ends = (f".{name}", f"/{name}")
+    nearest += [known_name for known_name in names if known_name.endswith(ends)]
     # So does who gives its beginning.
     begun = [known_name for known_name in names if len(name) > 2 and known_name.startswith(name)]
     nearest = nearest or sorted(begun, key=len)[:1]

@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -190,6 +190,7 @@ def _made(
         how = _lacking(env, error)
         raise EnvError(f"{env_name(env)} could not be made: {raised(error)}{how}") from error
     if isinstance(made, JaxEnv):
+        _spaces(env, *(getattr(made, f"{name}_space", None) for name in ("observation", "action")))
         return JaxVector(made, count)
     if isinstance(made, JaxAgents):
         return HostAgents(made)
@@ -234,10 +235,13 @@ def _similar(env: str) -> list[str]:
     """Return the ids most similar to an unknown one, or two well-known ones."""
     import difflib
 
-    return difflib.get_close_matches(env, list(gym.registry), n=5, cutoff=0.3) or [
-        "CartPole-v1",
-        "Pendulum-v1",
-    ]
+    # Whoever leaves the namespace out has not had its package imported either.
+    for family in FAMILIES.values():
+        with suppress(ImportError):
+            importlib.import_module(family.package)
+    near = difflib.get_close_matches(env, list(gym.registry), n=5, cutoff=0.3)
+    same = [name for name in gym.registry if name.endswith(f"/{env}")]
+    return list(dict.fromkeys([*same, *near])) or ["CartPole-v1", "Pendulum-v1"]
 
 
 def guarded(
@@ -295,6 +299,11 @@ def make_vector(
         else:
             retraced(vector)
             vector = as_declared(vector, spaces, env_name(env))
+        if getattr(vector, "num_envs", None) is None:
+            raise EnvError(
+                f"{env_name(env)} made a vector that does not say of how many environments; let it "
+                "set num_envs"
+            )
         if vector.num_envs != count:
             raise SettingError(
                 f"{env_name(env)} made a vector of {vector.num_envs} environments, but "

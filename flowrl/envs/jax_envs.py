@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from abc import ABC, abstractmethod
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -19,7 +20,7 @@ from gymnasium.vector.utils import batch_space
 
 from flowrl.core.keeping import Keeping, into, leaves
 from flowrl.envs.flags import WANTED
-from flowrl.errors import EnvError, SettingError, install, unknown
+from flowrl.errors import EnvError, SettingError, install, raised, unknown
 from flowrl.rl.spaces import Spaces
 
 Array = Any
@@ -348,9 +349,14 @@ def begin(env: JaxEnv, bits: Array) -> tuple[State, Array]:
         bits: random, ``uint32[n, 2]``.
 
     Raises:
-        EnvError: the environment returned an observation that breaks its space.
+        EnvError: `reset` failed, or returned an observation that breaks its space.
     """
-    begun = jax.vmap(env.reset)(jax.random.wrap_key_data(bits))
+    try:
+        begun = jax.vmap(env.reset)(jax.random.wrap_key_data(bits))
+    except (EnvError, BdbQuit):
+        raise
+    except Exception as error:
+        raise EnvError(f"{class_name(env)} raised in reset: {raised(error)}") from error
     if not isinstance(begun, tuple) or len(begun) != 2:
         raise EnvError(f"{class_name(env)}.reset must return (state, obs)")
     # This makes weakly typed numbers strongly typed.

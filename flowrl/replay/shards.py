@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Array = Any
 NEEDED = ("obs", "action", "reward", "terminated", "truncated", "valid")
 """The fields that every replay stores or reads."""
+KINDS = {"reward": "fV", "terminated": "b", "truncated": "b", "valid": "b"}
+"""The kinds of numbers of the fields that returns are computed from: V is that of bfloat16."""
 COLUMNS = ("bootstrap_obs", "version", "env", "first")
 """The columns that every replay stores or reads."""
 
@@ -50,8 +52,9 @@ def needed(spec: Replay, batch: Batch) -> Batch:
     """Return the fields and columns of a batch that a replay stores or reads.
 
     Raises:
-        ContractError: a field or column is missing, or the batch is of several agents and the
-            replay has settings that gaps in their rollouts would spoil.
+        ContractError: a field or column is missing, a field holds another kind of numbers, or the
+            batch is of several agents and the replay has settings that gaps in their rollouts would
+            spoil.
     """
     fields = (*NEEDED, *spec.extra)
     if missing := [name for name in fields if not batch.has(name)]:
@@ -59,6 +62,13 @@ def needed(spec: Replay, batch: Batch) -> Batch:
             f"needs the {plural(len(missing), 'field')} {', '.join(missing)}, "
             f"but the batch has {', '.join(batch.data)}"
         )
+    for name, kinds in KINDS.items():
+        if (dtype := batch.data[name].dtype).kind not in kinds:
+            wanted, way = ("True or False", "bool") if kinds == "b" else ("fractions", "np.float32")
+            raise ContractError(
+                f"{name} is {dtype}, but a replay takes {wanted}: let the operator before it make "
+                f"it {name}.astype({way})"
+            )
     check_columns(batch, *COLUMNS)
     if "cut" in batch.columns:
         _check_turns(spec, batch.shape[0])

@@ -180,7 +180,7 @@ class Environments(Keeping):
                 final = copies(obs)  # a vector may return the same arrays again
                 if self.mode is AutoresetMode.SAME_STEP:
                     for i in np.flatnonzero(ended).tolist():
-                        for name, x in checks.final(info["final_obs"][i], i).items():
+                        for name, x in checks.final(info, i).items():
                             final[name][i] = x
                     taken.begun_again()
                 else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,12 +85,19 @@ class VectorChecks:
                 f"from step; it must be [{self.envs}], one for each environment"
             )
 
-    def final(self, obs: Any, env: int) -> dict[str, Array]:
+    def final(self, info: Mapping[str, Any], env: int) -> dict[str, Array]:
         """Return the final observation of an environment, by the names of its fields.
 
         Raises:
-            EnvError: it breaks what the space declares.
+            EnvError: there is none, or it breaks what the space declares.
         """
+        if "final_obs" not in info:
+            raise EnvError(
+                f"{self.name} resets in the step that ends an episode (SAME_STEP), but that step's "
+                "info lacks final_obs; let it hold what each environment's step led to, as "
+                "Gymnasium's vectors do"
+            )
+        obs = info["final_obs"][env]
         for part in self.spaces.parts:
             if wrong := part.mismatch(obs, "step"):
                 raise EnvError(

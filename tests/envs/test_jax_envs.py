@@ -150,6 +150,27 @@ def test_an_environment_that_breaks_its_promise_is_reported_which(way, says):
         )
 
 
+class WithoutKey(Corridor):
+    def reset(self):
+        return super().reset(None)
+
+
+class WithoutSpace(Corridor):
+    observation_space = None
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (WithoutKey, r"WithoutKey raised in reset: TypeError: .*positional argument"),
+        (WithoutSpace, r"WithoutSpace: its observation_space is None, and no space"),
+    ],
+)
+def test_an_environment_that_can_not_begin_is_an_error_that_names_it(env, says):
+    with pytest.raises(fl.errors.FlowrlError, match=says):
+        fl.ppo(env).compile()
+
+
 class Random(Corridor):
     """Returns a number of the key that it got, from `reset` and from `step`."""
 

@@ -1,6 +1,7 @@
 """What an environment returns against its spaces is an error that says which part and how."""
 
 import re
+import types
 from functools import partial
 
 import gymnasium as gym
@@ -167,6 +168,39 @@ def test_flags_of_a_vector_that_are_neither_true_nor_false():
     for flags in ([0.0, np.nan], [None, False], ["no", "yes"]):
         with pytest.raises(fl.errors.EnvError, match="as truncated from step; for each env"):
             sampled(flags)
+
+
+class Bare(gym.vector.VectorEnv):
+    """A vector of the user's own that forgets what Gymnasium's have."""
+
+    metadata = types.MappingProxyType({"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP})
+    single_observation_space = gym.spaces.Box(-1, 1, (2,))
+    single_action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, 2)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, 2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((2, 2), np.float32), {}
+
+    def step(self, action):
+        return np.zeros((2, 2), np.float32), np.ones(2), np.ones(2, bool), np.zeros(2, bool), {}
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "says"),
+    [
+        (None, "Bare made a vector that does not say of how many environments"),
+        (2, r"Bare resets in the step that ends an episode \(SAME_STEP\), but .* lacks final_obs"),
+    ],
+)
+def test_a_vector_that_lacks_what_its_way_of_resetting_needs(num_envs, says):
+    policy = fl.Policy(fl.networks.MLP, hidden=(4,))
+    env = partial(Bare, num_envs)
+    with pytest.raises(fl.errors.EnvError, match=says):
+        fl.Runners(env, policy, envs_per_runner=2, rollout_length=4).open().collect()
 
 
 @pytest.mark.parametrize("name", ["observation_space", "action_space"])

@@ -1,5 +1,6 @@
 """Operators around a replay."""
 
+from dataclasses import dataclass
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -8,6 +9,22 @@ import pytest
 from drive import Calls, Context, batch, drive, trained
 
 import flowrl as fl
+
+
+def astype(x, dtype):
+    return x.astype(dtype)
+
+
+@dataclass(frozen=True)
+class Retyped(fl.extend.Stateless):
+    """Makes a field numbers of another kind."""
+
+    field: str
+    dtype: str
+
+    def step(self, state, batch, ctx):
+        made = ctx.run(astype, batch[self.field], dtype=self.dtype)
+        yield batch.with_(**{self.field: made})
 
 
 class Held(fl.extend.ReplayHandle):
@@ -55,6 +72,21 @@ def test_replay_add_passes_on_what_it_adds():
     ]
     with pytest.raises(fl.errors.ContractError, match="needs a Batch"):
         drive(fl.ReplayAdd(), 1, replay=replay)
+
+
+@pytest.mark.parametrize(
+    ("field", "dtype", "says"),
+    [
+        ("reward", "int8", r"reward is int8, but a replay takes fractions: .*\(np.float32\)"),
+        ("valid", "float32", r"valid is float32, but a replay takes True or False: .*\(bool\)"),
+        ("terminated", "int32", r"terminated is int32, but a replay takes True or False: "),
+    ],
+)
+def test_returns_are_computed_from_fractions_and_flags(field, dtype, says):
+    graph = fl.dqn("CartPole-v1", hidden=(4,), n_step=3)
+    with pytest.raises(fl.errors.CheckError, match=rf"dqn\.add: {says}"):
+        graph.insert(after="sample", retyped=Retyped(field, dtype)).compile()
+    graph.insert(after="sample", retyped=Retyped("reward", "float16")).compile()
 
 
 @pytest.mark.parametrize("ratio", [0.25, 1 / 3, 0.7, 2.0, 1.5])

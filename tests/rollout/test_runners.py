@@ -390,6 +390,9 @@ def test_an_unknown_environment_gives_the_nearest():
         match=r"unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'\?",
     ):
         fl.Runners("CartPol-v1", POLICY).spaces()
+    # The namespace is named even where its package was not imported before.
+    with pytest.raises(fl.errors.SettingError, match=r"did you mean 'ALE/Breakout-v5'\?"):
+        fl.Runners("Breakout-v5", POLICY).spaces()
 
 
 def test_what_can_not_be_an_environment_is_refused():
