@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from rich.console import Console
 import flowrl as fl
 from flowrl.algos.tuned import tuned
 from flowrl.core.events import OperatorRan, QueueLevel, Stream
-from flowrl.core.items import steps_of
+from flowrl.core.items import Tally, steps_of
 from flowrl.core.ledger import Ledger
 from flowrl.graph.loop import Loop, Unit
 from flowrl.graph.site import HereSite, Place
@@ -56,20 +56,20 @@ class Pass(fl.extend.Stateless):
 class Bare(Loop):
     """The loop as it would be if nothing could be seen."""
 
-    def enter(self, unit: Unit, item: Any, source: str | None, rows: list[Any]) -> None:
+    def enter(self, unit: Unit, item: Any, source: str | None) -> None:
         ledger, name = self.ledger, unit.name
         unit.ctx.source = source
         ledger.at.node = name
         items = unit.step(unit.state, item, unit.ctx)
         assert isinstance(items, Iterator)
         for out in items:
-            if isinstance(out, fl.Row):
-                rows.append(out)
+            if isinstance(out, Tally):
+                self.rows.append(out)
             steps = steps_of(out)
             for edge, receiver in unit.downstream:
                 ledger.put[edge] += 1
                 ledger.put_steps[edge] += steps
-                self.enter(receiver, out, name, rows)
+                self.enter(receiver, out, name)
                 ledger.got[edge] += 1
                 ledger.got_steps[edge] += steps
             ledger.at.node = name
@@ -170,10 +170,10 @@ def main() -> None:
         "an observer of every advance": hops(Loop, [Counts()]),
     }
     found: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(TURNS):
-        for name, once in kinds.items():
-            found[name].append(once())
-    table.close()  # which gives standard output back
+    with closing(table):  # until then it has standard output, and the text of an error
+        for _ in range(TURNS):
+            for name, once in kinds.items():
+                found[name].append(once())
     bare = statistics.median(found["a loop in which nothing can be seen"])
     lines = [
         f"| {name} | {statistics.median(x):.2f} | {statistics.median(x) - bare:+.2f} |"

@@ -699,7 +699,7 @@ FUSED = fl.dqn("gymnax:CartPole-v1", fl.DQNSettings(**ONCE, prioritized=True))
             ),
             marks=pytest.mark.system,
         ),
-        fl.sac("gymnax:Pendulum-v1", fl.SACSettings(**SAC)),
+        pytest.param(fl.sac("gymnax:Pendulum-v1", fl.SACSettings(**SAC)), marks=pytest.mark.system),
         pytest.param(fl.td3("gymnax:Pendulum-v1", **TD3), marks=pytest.mark.system),
         pytest.param(
             fl.td3("gymnax:Pendulum-v1", **{**TD3, "rollout_length": 4, "envs_per_runner": 3}),

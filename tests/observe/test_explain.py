@@ -12,6 +12,7 @@ import pytest
 
 import flowrl as fl
 import planted
+from conftest import with_system
 from flowrl.cli import main as cli
 from flowrl.core.clock import by_kind
 from flowrl.core.profile import Profile, from_text, to_text
@@ -76,7 +77,7 @@ def test_in_one_process_the_environment_is_named_and_side_by_side_advised():
     )
 
 
-@pytest.mark.parametrize("runtime", ["local", "xla"])
+@pytest.mark.parametrize("runtime", with_system(["local", "xla"], {"xla"}))
 def test_a_slow_loop_over_the_rows_is_named(runtime):
     env = "CartPole-v1" if runtime == "local" else "gymnax:CartPole-v1"
     settings = fl.PPOSettings(

@@ -109,7 +109,11 @@ def test_mistakes_are_reported_before_the_run(saved):
     ("make", "way"),
     [
         (lambda: fl.dqn("CartPole-v1", hidden=(8,), learning_starts=8), "EpsilonGreedy"),
-        (lambda: fl.td3("Pendulum-v1", hidden=(8,), learning_starts=8), "GaussianNoise"),
+        pytest.param(
+            lambda: fl.td3("Pendulum-v1", hidden=(8,), learning_starts=8),
+            "GaussianNoise",
+            marks=pytest.mark.system,
+        ),
     ],
     ids=["action values", "deterministic"],
 )

@@ -123,7 +123,7 @@ ONE_BY_ONE = fl.XlaRuntime(chunk=1)
     "name",
     [
         pytest.param("a row within", marks=pytest.mark.system),
-        "a row with each",
+        pytest.param("a row with each", marks=pytest.mark.system),
         pytest.param("no row", marks=pytest.mark.system),
         "two or three",
         pytest.param("rows of three", marks=pytest.mark.system),
