@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from flowrl.rl.few_outputs import dot_general
+
 
 @cache
 def orthogonal_weights(gain: float) -> Callable[..., Any]:
@@ -27,4 +29,5 @@ def orthogonal_weights(gain: float) -> Callable[..., Any]:
 
 def orthogonal(inputs: int, outputs: int, *, rngs: nnx.Rngs) -> nnx.Linear:
     """Return a linear layer with orthogonal initial weights of gain sqrt(2), and offsets of 0."""
-    return nnx.Linear(inputs, outputs, kernel_init=orthogonal_weights(np.sqrt(2)), rngs=rngs)
+    init = orthogonal_weights(np.sqrt(2))
+    return nnx.Linear(inputs, outputs, kernel_init=init, dot_general=dot_general, rngs=rngs)

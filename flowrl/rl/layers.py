@@ -13,6 +13,7 @@ from flax import nnx
 
 from flowrl.errors import PolicyError
 from flowrl.rl.actions import Path, head, leaves
+from flowrl.rl.few_outputs import dot_general
 from flowrl.rl.images import NOT_NORMALIZED, Images, shows_images
 from flowrl.rl.initializers import orthogonal, orthogonal_weights
 from flowrl.rl.normalizing import RunningNorm
@@ -244,7 +245,9 @@ class Heads(nnx.Module):
         out = head(space)
         outputs = out.choices + out.reals
         # Small weights of the action outputs make the first policy almost independent of obs.
-        self.action = nnx.Linear(actor, outputs, kernel_init=init(0.01), rngs=rngs)
+        self.action = nnx.Linear(
+            actor, outputs, kernel_init=init(0.01), dot_general=dot_general, rngs=rngs
+        )
         self.value = nnx.Linear(critic, 1, kernel_init=init(1.0), rngs=rngs)
         self.log_std = nnx.Param(jnp.full((out.reals,), log_std)) if out.reals else None
 

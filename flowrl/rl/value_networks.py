@@ -11,6 +11,7 @@ from flax import nnx
 
 from flowrl.errors import PolicyError
 from flowrl.rl.actions import head
+from flowrl.rl.few_outputs import dot_general
 from flowrl.rl.images import NOT_NORMALIZED, Images, shows_images
 from flowrl.rl.initializers import orthogonal
 from flowrl.rl.layers import Trunk, check_widths, encoder
@@ -36,7 +37,14 @@ def uniform(inputs: int, outputs: int, *, rngs: nnx.Rngs) -> nnx.Linear:
     def within(key: Array, shape: tuple[int, ...], dtype: Any, **_: Any) -> Array:
         return jax.random.uniform(key, shape, dtype, -(inputs**-0.5), inputs**-0.5)
 
-    return nnx.Linear(inputs, outputs, kernel_init=within, bias_init=within, rngs=rngs)
+    return nnx.Linear(
+        inputs,
+        outputs,
+        kernel_init=within,
+        bias_init=within,
+        dot_general=dot_general,
+        rngs=rngs,
+    )
 
 
 class QNetwork(nnx.Module):
