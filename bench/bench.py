@@ -62,7 +62,7 @@ def by_hand(seed: int, threads: int | None) -> list[float]:
 
 def throughput() -> dict[str, list[float]]:
     """Steps per second of flowrl and of the loop by hand in turn, by the median update of a run."""
-    runs = {
+    runs: dict[str, Callable[[int], list[float]]] = {
         "flowrl, local runtime": flowrl_seconds,
         "by hand": partial(by_hand, threads=None),
         # The hand's best: flowrl's own client of XLA, which computes in the thread that calls.
@@ -92,7 +92,8 @@ class Nothing(fl.extend.Stateless):
 
 def hop_microseconds(hops: int = 50, passes: int = 4_000) -> float:
     """What one node costs the stage loop."""
-    graph = fl.Graph("hops").then(**{f"n{i}": Nothing() for i in range(hops)})
+    nodes: dict[str, Any] = {f"n{i}": Nothing() for i in range(hops)}
+    graph = fl.Graph("hops").then(**nodes)
     place = Place("hops", {}, 0, HereSite)
     loop = Loop("hops", graph.nodes, {}, place.site, Ledger())
     times = []

@@ -5,6 +5,7 @@ Writes docs/benchmarks/asynchronous.md.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import statistics
@@ -41,7 +42,9 @@ def flowrl_speed(seed: int, envs: int) -> float:
 
 def hand_speed(seed: int, envs: int) -> float:
     """The same of the pipeline by hand, with Ray's own defaults."""
-    ray.init(address="local", logging_level="error", log_to_driver=False, include_dashboard=False)
+    ray.init(
+        address="local", logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False
+    )
     try:
         return hand.train(seed, RUNNERS, envs, SECONDS, WARM_UP)[0]
     finally:

@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,8 @@ def flowrl(name: str, every: int, program: bool = False) -> float:
     if name == "dqn":
         graph = fl.dqn(env, hidden=(256, 256), batch_size=32, **common)
     else:
-        make = {"td3": fl.td3, "sac": fl.sac}[name]
-        graph = make(env, lr=1e-3, batch_size=256 * every, **common)
+        makes: dict[str, Callable[..., Any]] = {"td3": fl.td3, "sac": fl.sac}
+        graph = makes[name](env, lr=1e-3, batch_size=256 * every, **common)
         graph = graph.set("train.minibatch_size", 256)
     with fl.run(graph, runtime=runtime, steps=BEFORE + STEPS) as run:
         times = [(row["env_steps"], time.perf_counter()) for row in run]
@@ -119,7 +120,11 @@ def main() -> None:
     """Measure one of them, as the arguments say, or all in turn and write the page."""
     if sys.argv[1:]:
         library, name, every = sys.argv[1:]
-        measure = {"sbx": sbx, "flowrl": flowrl, "program": partial(flowrl, program=True)}
+        measure: dict[str, Callable[[str, int], float]] = {
+            "sbx": sbx,
+            "flowrl": flowrl,
+            "program": partial(flowrl, program=True),
+        }
         print(measure[library](name, int(every)))
         return
     lines = [line("flowrl", name, every) for name, sizes in CASES.items() for every in sizes]

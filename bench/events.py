@@ -89,7 +89,8 @@ class Counts:
 
 def hops(kind: type[Loop], observers: Sequence[Any] = ()) -> Callable[[], float]:
     """What measures the microseconds of a hop."""
-    graph = fl.Graph("hops").then(s=Source(), **{f"p{i}": Pass() for i in range(NODES)})
+    passes: dict[str, Any] = {f"p{i}": Pass() for i in range(NODES)}
+    graph = fl.Graph("hops").then(s=Source(), **passes)
     stream = Stream(observers)
     loop = kind(
         "hops", graph.nodes, {}, Place("hops", {}, 0, HereSite, stream=stream).site, Ledger()

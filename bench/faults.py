@@ -15,6 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def sigterm() -> None:
     for name, words in kinds.items():
         with tempfile.TemporaryDirectory() as folder:
             process = started(["run", *words, "--out", f"{folder}/run"])
-            wait(lambda at=Path(folder): list(at.rglob("row-*.json")), 120)
+            wait(partial(saved_rows, folder), 120)
             began = time.monotonic()
             process.send_signal(signal.SIGTERM)
             process.wait()
@@ -54,6 +55,10 @@ def sigterm() -> None:
             runs = [path.parent for path in Path(folder).rglob("rows.jsonl")]
             lost = sum(steps_lost(run) for run in runs)
             say("SIGTERM", name, f"{seconds:.1f} s", f"{lost} steps lost")
+
+
+def saved_rows(folder: str) -> list[Path]:
+    return list(Path(folder).rglob("row-*.json"))
 
 
 def steps_lost(run: Path) -> int:
@@ -129,7 +134,8 @@ class Hog(Clockwork):
 
     def __init__(self, mark: str) -> None:
         super().__init__()
-        self.mark, self.life, self.held, self.mine = Path(mark), 0, [], False
+        self.mark, self.life, self.mine = Path(mark), 0, False
+        self.held: list[Any] = []
 
     def step(self, action: Any) -> Any:
         """Take a step, and memory."""
@@ -160,7 +166,8 @@ def hog() -> None:
     with tempfile.TemporaryDirectory() as folder:
         mark = Path(folder) / "mark"
         settings = fl.IMPALASettings(num_runners=2, envs_per_runner=1, rollout_length=20)
-        graph = fl.impala(Hog, settings).set("runners.env_settings", {"mark": str(mark)})
+        make: Callable[..., Any] = Hog
+        graph = fl.impala(make, settings).set("runners.env_settings", {"mark": str(mark)})
         runtime = fl.RayRuntime(init={"_system_config": limits})
         with fl.run(graph, runtime=runtime, observers=[Notes()]) as run:
             while not seen:
@@ -182,7 +189,7 @@ def driver() -> None:
     with tempfile.TemporaryDirectory() as folder:
         words = ["run", "impala", "--runtime", "ray", "--out", f"{folder}/run"]
         process = started(words)
-        wait(lambda: list(Path(folder).rglob("row-*.json")), 120)
+        wait(partial(saved_rows, folder), 120)
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
@@ -208,7 +215,7 @@ def seeds() -> None:
     """Kill the driver of `--seeds`, and look how long its processes live."""
     with tempfile.TemporaryDirectory() as folder:
         process = started(["run", "ppo", "--seeds", "2", "--out", f"{folder}/run"])
-        wait(lambda: len(list(Path(folder).rglob("row-*.json"))) >= 2, 120)
+        wait(lambda: len(saved_rows(folder)) >= 2, 120)
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
@@ -243,12 +250,17 @@ def lose_learner(what: str, actor: fl.Actor, of: Callable[[Any], Any]) -> None:
     runtime = fl.RayRuntime(place={"learner": actor})
     for name, fault in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
         warned: list[str] = []
-        tap = Tap(lambda event, to=warned: to.append(event.text), Warned)
+        tap = Tap(partial(note, warned), Warned)
         with tempfile.TemporaryDirectory() as folder:
-            how = {"out": f"{folder}/run", "snapshots": fl.Snapshots(every=1), "observers": [tap]}
+            how: dict[str, Any] = {
+                "out": f"{folder}/run",
+                "snapshots": fl.Snapshots(every=1),
+                "observers": [tap],
+            }
             with fl.run(fl.impala("CartPole-v1"), runtime=runtime, **how) as run:
                 row = [next(run) for _ in range(8)][-1]
-                remote = run._session.place.sites["learner"].homes[0].remote
+                place: Any = run._session.place
+                remote = place.sites["learner"].homes[0].remote
                 os.kill(ray.get(of(remote).__ray_call__.remote(own_pid)), fault)
                 began = time.monotonic()
                 # Rows that were closed already come first.
@@ -263,6 +275,10 @@ def lose_learner(what: str, actor: fl.Actor, of: Callable[[Any], Any]) -> None:
             f"the next row {seconds:.1f} s later",
             f"{lost:,.0f} steps in rows that are made again",
         )
+
+
+def note(texts: list[str], event: Warned) -> None:
+    texts.append(event.text)
 
 
 def own_pid(_: Any) -> int:
@@ -347,7 +363,7 @@ def wait(done: Callable[[], Any], seconds: float) -> None:
 
 
 def alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
 
 
 def one_process() -> fl.RayRuntime:

@@ -81,7 +81,7 @@ def images() -> dict[str, Any]:
             0,
             HereSite,
         )
-        handles = place.open()
+        handles: dict[str, Any] = place.open()
         batch = handles["runners"].collect()
         noise = np.random.default_rng(0).normal(size=batch.shape).astype(np.float32)
         batch = batch.with_(advantage=noise, target=noise)

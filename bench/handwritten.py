@@ -135,7 +135,8 @@ def train(seed: int, updates: int) -> list[float]:
     opt = TX.init(params)
     obs, _ = env.reset(seed=seed)
     done = np.zeros(ENVS, bool)
-    sums, recent, turn, seconds = np.zeros(ENVS), deque(maxlen=100), 0, []
+    recent: deque[float] = deque(maxlen=100)
+    sums, turn, seconds = np.zeros(ENVS), 0, []
     for number in range(updates):
         start = time.perf_counter()
         b = {

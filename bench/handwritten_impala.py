@@ -39,7 +39,8 @@ class Runner:
     def sample(self, weights: Any) -> Any:
         if weights is not None:
             self.params, self.version = jax.tree.map(jnp.asarray, weights[0]), weights[1]
-        envs, ended = self.envs, []
+        envs = self.envs
+        ended: list[float] = []
         b = {
             "obs": np.empty((STEPS, envs, 4), np.float32),
             "reward": np.empty((STEPS, envs), np.float32),

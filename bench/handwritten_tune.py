@@ -6,8 +6,10 @@ python bench/handwritten_tune.py POINTS STEPS: POINTS is a JSON list of the sett
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import tempfile
+from typing import Any
 
 import ray
 from ray import tune
@@ -16,14 +18,14 @@ from ray.tune.schedulers import ASHAScheduler
 import flowrl as fl
 
 
-def train(config):
+def train(config: dict[str, Any]) -> None:
     with fl.run(fl.ppo("CartPole-v1", **config["point"]), steps=config["steps"]) as run:
         for row in run:
             tune.report({"return_mean": row["return_mean"], "env_steps": row["env_steps"]})
 
 
-def main(points, steps):
-    ray.init(address="local", logging_level="error", include_dashboard=False)
+def main(points: list[dict[str, Any]], steps: int) -> None:
+    ray.init(address="local", logging_level=logging.ERROR, include_dashboard=False)
     with tempfile.TemporaryDirectory() as folder:
         tuner = tune.Tuner(
             train,
@@ -37,7 +39,8 @@ def main(points, steps):
             ),
             run_config=tune.RunConfig(storage_path=folder, verbose=0),
         )
-        results = [result.metrics for result in tuner.fit()]
+        found: Any = tuner.fit()
+        results = [result.metrics for result in found]
     total = sum(metrics["env_steps"] for metrics in results)
     best = max(metrics["return_mean"] for metrics in results)
     print(json.dumps({"env_steps": total, "best": best}))

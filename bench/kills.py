@@ -25,8 +25,18 @@ from gymnasium.wrappers import FrameStackObservation
 
 import flowrl as fl
 
-SMALL = {"num_runners": 2, "envs_per_runner": 2, "rollout_length": 16, "batch_size": 64}
-Q = {"num_runners": 2, "envs_per_runner": 2, "learning_starts": 100, "buffer_size": 2_000}
+SMALL: dict[str, Any] = {
+    "num_runners": 2,
+    "envs_per_runner": 2,
+    "rollout_length": 16,
+    "batch_size": 64,
+}
+Q: dict[str, Any] = {
+    "num_runners": 2,
+    "envs_per_runner": 2,
+    "learning_starts": 100,
+    "buffer_size": 2_000,
+}
 MLP = fl.Policy(fl.networks.MLP, hidden=(16,))
 RNN = fl.Policy(fl.networks.RNN, cell="lstm")
 QNET = fl.Policy(fl.networks.QNetwork, hidden=(16,))
@@ -72,13 +82,13 @@ def appo(env: str = "CartPole-v1") -> fl.Graph:
 
 def dqn(env: str = "CartPole-v1") -> fl.Graph:
     """DQN with a prioritized replay and n-step returns."""
-    more = {"prioritized": True, "n_step": 3, "batch_size": 16, "rollout_length": 4}
+    more: dict[str, Any] = {"prioritized": True, "n_step": 3, "batch_size": 16, "rollout_length": 4}
     return fl.dqn(env, policy=QNET, **Q, **more, report_every=4)
 
 
 def sac(env: str = "Pendulum-v1") -> fl.Graph:
     """SAC on Pendulum."""
-    more = {"batch_size": 16, "rollout_length": 4, "updates_per_step": 0.1}
+    more: dict[str, Any] = {"batch_size": 16, "rollout_length": 4, "updates_per_step": 0.1}
     return fl.sac(env, policy=SAC, **Q, **more, report_every=4)
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -68,9 +69,9 @@ class Gate:
         return f"| {self.graph} | {self.env} | {self.runtime} | {when}{more} |"
 
 
-CONTROL = {"early": False, "judged": ("greedy",), "episodes": 20}
+CONTROL: dict[str, Any] = {"early": False, "judged": ("greedy",), "episodes": 20}
 """For continuous control, as peers judge it."""
-VALUES = {"early": False, "judged": ("greedy",)}
+VALUES: dict[str, Any] = {"early": False, "judged": ("greedy",)}
 """For what learns off-policy: it explores in another way than it is meant to act."""
 GATES = (
     Gate("ppo", "CartPole-v1", 475, 150_000, 5, 475),

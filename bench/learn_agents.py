@@ -128,8 +128,9 @@ def reach(gate: Gate, seed: int) -> str:
 
     def reached(row: fl.Row) -> bool:
         found = [row[name] for name in row if name.startswith("return_mean/")]
-        enough = row["episodes"] >= 200 and gate.until is not None
-        return enough and min(found) >= gate.until
+        if gate.until is None or row["episodes"] < 200:
+            return False
+        return min(found) >= gate.until
 
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/run"

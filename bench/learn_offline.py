@@ -113,6 +113,10 @@ class Gate:
 PENDULUM = "Pendulum-v1"
 
 
+def on_pendulum(name: str, updates: int) -> Callable[[str, int], float]:
+    return lambda data, seed: played(name, PENDULUM, data, seed, updates)
+
+
 def cloned(data: str, seed: int) -> float:
     return played("bc", PENDULUM, data, seed, 3_000)
 
@@ -139,7 +143,7 @@ GATES = (
             name,
             half_trained,
             "the data's mean, bc",
-            lambda data, seed, name=name: played(name, PENDULUM, data, seed, 4_000),
+            on_pendulum(name, 4_000),
             lambda data, seed: (mean_of(data), cloned(data, seed)),
         )
         for name in ("iql", "cql")

@@ -14,6 +14,7 @@ import gc
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import flowrl as fl
 from flowrl.core.xla_threads import clients
@@ -53,4 +54,5 @@ def main(name: str = "ppo", runtime: str = "local", runs: int = RUNS) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3], *map(int, sys.argv[3:])))
+    words: list[Any] = [*sys.argv[1:3], *map(int, sys.argv[3:])]
+    sys.exit(main(*words))

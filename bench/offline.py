@@ -124,7 +124,7 @@ def main() -> int:
         written(path)
         seconds = time.perf_counter() - began
         plain = graph_of(path).remove("dataset", "read")
-        nodes = {n.name: n.op for n in graph_of(path).nodes if n.name != "read"}
+        nodes: dict[str, Any] = {n.name: n.op for n in graph_of(path).nodes if n.name != "read"}
         plain = fl.Graph("arrays", **plain.resources).then(read=Arrays(path), **nodes)
         rates = [(rate(graph_of(path)), rate(plain)) for _ in range(3)]
         # The best of several: whatever else the machine does only slows one down.

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ class Slow(CartPoleEnv):
     WAIT = 1e-3
     """The seconds that a step waits."""
 
-    def step(self, action: int) -> Any:
+    def step(self, action: Any) -> Any:
         """Wait, then take a step."""
         time.sleep(self.WAIT)
         return super().step(action)
@@ -169,7 +169,7 @@ def spent(reader: int) -> float:
     times = [
         each.cpu_times() for each in (mine, *mine.children(recursive=True)) if each.pid != reader
     ]
-    return sum(each.user + each.system for each in times)
+    return float(sum(each.user + each.system for each in times))
 
 
 def interval(numbers: np.ndarray, digits: str) -> str:
@@ -183,18 +183,19 @@ def interval(numbers: np.ndarray, digits: str) -> str:
 
 
 @contextmanager
-def reader(link: str) -> Iterator:
+def reader(link: str) -> Iterator[tuple[Callable[[int], None], int]]:
     """Start the process that reads pages; yield a function that sets how many it reads."""
     words = [sys.executable, __file__, "read", link]
     with subprocess.Popen(words, stdin=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
+        said = process.stdin
+        assert said is not None
 
         def read_by(pages: int) -> None:
-            process.stdin.write(f"{pages}\n")
-            process.stdin.flush()
+            said.write(f"{pages}\n")
+            said.flush()
 
         yield read_by, process.pid
-        process.stdin.close()
+        said.close()
 
 
 def read(link: str) -> None:

@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 
 ENVS = 8
-FORMS = {"floats": ((4,), np.float32, 1_000_000), "images": ((84, 84, 4), np.uint8, 100_000)}
+FORMS: dict[str, tuple[tuple[int, ...], Any, int]] = {
+    "floats": ((4,), np.float32, 1_000_000),
+    "images": ((84, 84, 4), np.uint8, 100_000),
+}
 """Observations: their shape and type, and how many transitions are held."""
 
 

@@ -207,6 +207,7 @@ def dataflow() -> None:
         window, began = Window(run.profile), time.perf_counter()
         while time.perf_counter() - began < 8:
             row, seen = next(run), window.look()
+    assert seen is not None
     console = Console(record=True, width=100, file=io.StringIO())
     console.print(live_table(seen, row["lag_mean"]))
     drawn = console.export_svg(title="flowrl run impala --runtime ray")

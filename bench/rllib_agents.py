@@ -19,8 +19,11 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 import falling_poles as poles
 
+Base: Any = MultiAgentEnv
+"""Any, since it has attributes where PettingZoo, and so `FallingPoles`, has methods."""
 
-class Poles(poles.FallingPoles, MultiAgentEnv):
+
+class Poles(poles.FallingPoles, Base):
     """The two poles as RLlib takes them."""
 
     def __init__(self, config: Any = None) -> None:
@@ -74,7 +77,7 @@ def main() -> None:
     """Print how many agent steps it trains a second, after so many updates of which none counts."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     envs, skipped, iterations = map(int, sys.argv[1:4])
     algorithm = config(envs).build_algo()
     before, steps, seconds = 0, 0, 0.0

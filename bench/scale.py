@@ -56,7 +56,7 @@ class Sleeps(gym.Env[Any, int]):
 
     size = 4
     observation_space = gym.spaces.Box(-1, 1, (size,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    action_space: gym.Space[Any] = gym.spaces.Discrete(2)
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -84,6 +84,11 @@ class Walks(Sleeps):
     observation_space = gym.spaces.Box(-1, 1, (size,), np.float32)
 
 
+SLEEPS: Callable[..., Any] = Sleeps
+WALKS: Callable[..., Any] = Walks
+"""Their arguments come from `env_settings`."""
+
+
 def _sleeping(graph: fl.Graph, seconds: float) -> fl.Graph:
     return graph.set("runners.env_settings", {"seconds": seconds})
 
@@ -91,7 +96,7 @@ def _sleeping(graph: fl.Graph, seconds: float) -> fl.Graph:
 def ppo() -> fl.Graph:
     """Rounds of all runners, each followed by an update; 1.28 s a rollout."""
     graph = fl.ppo(
-        Sleeps,
+        SLEEPS,
         num_runners=RUNNERS,
         envs_per_runner=2,
         rollout_length=8,
@@ -106,7 +111,7 @@ def ppo() -> fl.Graph:
 def a2c() -> fl.Graph:
     """The same with short rollouts and one gradient step; 0.8 s a rollout."""
     graph = fl.a2c(
-        Sleeps,
+        SLEEPS,
         num_runners=RUNNERS,
         envs_per_runner=2,
         rollout_length=5,
@@ -120,7 +125,7 @@ def a2c() -> fl.Graph:
 def impala() -> fl.Graph:
     """Rollouts as they come, and a learner that lingers for 200 ms: on 4 nodes it is full."""
     graph = fl.impala(
-        Sleeps,
+        SLEEPS,
         num_runners=RUNNERS,
         envs_per_runner=2,
         rollout_length=8,
@@ -136,7 +141,7 @@ def impala() -> fl.Graph:
 def apex() -> fl.Graph:
     """Three stages around a replay of two shards, an update for each rollout of 1.28 s."""
     graph = fl.apex(
-        Sleeps,
+        SLEEPS,
         num_runners=RUNNERS,
         envs_per_runner=2,
         rollout_length=8,
@@ -152,7 +157,7 @@ def apex() -> fl.Graph:
 
 def walking() -> fl.Graph:
     """IMPALA with its default settings, and steps of 2 ms."""
-    return _sleeping(fl.impala(Walks, num_runners=RUNNERS), 0.002)
+    return _sleeping(fl.impala(WALKS, num_runners=RUNNERS), 0.002)
 
 
 GRAPHS: dict[str, Callable[[], fl.Graph]] = {"ppo": ppo, "a2c": a2c, "impala": impala, "apex": apex}

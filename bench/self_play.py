@@ -6,6 +6,7 @@ missed.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import tempfile
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 import alphazero  # noqa: E402 - an example is no package
 
-import self_play  # noqa: E402
+example: Any = importlib.import_module("self_play")
+"""The example, which has the name of this script."""
 
 TARGET = ROOT / "docs/learning_self_play.md"
 SEEDS = 3
@@ -46,7 +48,7 @@ def sampled(policy: fl.TrainedPolicy, obs: Any, rng: np.random.Generator) -> Any
 def reach(seed: int) -> str:
     """Train, save, load and play; return a line of the table."""
     start = time.perf_counter()
-    graph = self_play.graph()
+    graph = example.graph()
     every, first = graph.nodes[-2].op.every, graph.resources["league"].keep_first
     with tempfile.TemporaryDirectory() as folder:
         with fl.run(graph, steps=STEPS, seed=seed, out=f"{folder}/run") as run:
@@ -90,7 +92,12 @@ def search(seed: int) -> str:
     """Train by searches, save, load and play; return a line of the table."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"runtime": "xla", "steps": SEARCHED, "seed": seed, "out": f"{folder}/run"}
+        settings: dict[str, Any] = {
+            "runtime": "xla",
+            "steps": SEARCHED,
+            "seed": seed,
+            "out": f"{folder}/run",
+        }
         with fl.run(alphazero.graph(), **settings) as run:
             first = run.policy
             for _ in run:

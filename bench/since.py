@@ -24,11 +24,21 @@ TARGET = ROOT / "docs/benchmarks/since.md"
 TURNS, SECONDS, ROWS = 3, 4.0, 3
 """Turns, seconds of a measurement, and rows before it, in which JAX compiles."""
 MEASURE = "--measure"
-OFF = {"envs_per_runner": 1, "rollout_length": 1, "learning_starts": 300, "report_every": 20}
-STEPS = {"updates_per_step": 1, "batch_size": 256}
-WIDE = {"hidden": (256, 256), "rollout_length": 4, "updates_per_step": 0.25, "batch_size": 32}
-EARLY = {"learning_starts": 300, "report_every": 20}
-BROAD = {"envs_per_runner": 256, "batch_size": 32_768, "minibatch_size": 8_192}
+OFF: dict[str, Any] = {
+    "envs_per_runner": 1,
+    "rollout_length": 1,
+    "learning_starts": 300,
+    "report_every": 20,
+}
+STEPS: dict[str, Any] = {"updates_per_step": 1, "batch_size": 256}
+WIDE: dict[str, Any] = {
+    "hidden": (256, 256),
+    "rollout_length": 4,
+    "updates_per_step": 0.25,
+    "batch_size": 32,
+}
+EARLY: dict[str, Any] = {"learning_starts": 300, "report_every": 20}
+BROAD: dict[str, Any] = {"envs_per_runner": 256, "batch_size": 32_768, "minibatch_size": 8_192}
 CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "ppo, CartPole": ("local", lambda: fl.ppo("CartPole-v1")),
     "impala, CartPole": ("local", lambda: fl.impala("CartPole-v1")),

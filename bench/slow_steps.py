@@ -7,6 +7,7 @@ the pace. Writes docs/benchmarks/slow_steps.md.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import statistics
@@ -35,7 +36,7 @@ class SlowSteps(gym.Env[Any, int]):
     """Sleeps in every step."""
 
     observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    action_space: gym.Space[Any] = gym.spaces.Discrete(2)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -108,12 +109,15 @@ def starting() -> tuple[float, float]:
     seconds = []
     for hand in (False, True):
         ray.init(
-            address="local", include_dashboard=False, logging_level="error", log_to_driver=False
+            address="local",
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
         )
-        spec = graphs()["every one as it comes"].resources["runners"]
+        spec: Any = graphs()["every one as it comes"].resources["runners"]
         began = time.perf_counter()
         if hand:
-            kind = ray.remote(ByHand).options(
+            kind: Any = ray.remote(ByHand).options(
                 num_cpus=0, runtime_env={"env_vars": {"NPROC": "1", "JAX_PLATFORMS": "cpu"}}
             )
             actors = [kind.remote() for _ in range(RUNNERS)]

@@ -46,13 +46,13 @@ def seconds_to_row(number: int, home: str, *run: str) -> float:
         stderr=subprocess.DEVNULL,
         env={**env, "HOME": home, "PYTHONPATH": str(ROOT)},
         text=True,
-    ) as run:
-        assert run.stdout is not None
+    ) as process:
+        assert process.stdout is not None
         for _ in range(number):
-            json.loads(run.stdout.readline())
+            json.loads(process.stdout.readline())
         seconds = time.perf_counter() - began
-        run.terminate()
-        run.communicate()
+        process.terminate()
+        process.communicate()
     return seconds
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -23,9 +24,21 @@ TARGET = Path(__file__).parents[1] / "docs/benchmarks/threads.md"
 TURNS, SECONDS = 5, 4.0
 
 WIDE = (256, 256)
-OFF = {"envs_per_runner": 1, "report_every": 20}
-SAC = {**OFF, "rollout_length": 1, "batch_size": 256, "updates_per_step": 1, "learning_starts": 300}
-DQN = {**OFF, "hidden": WIDE, "rollout_length": 4, "updates_per_step": 0.25, "learning_starts": 300}
+OFF: dict[str, Any] = {"envs_per_runner": 1, "report_every": 20}
+SAC: dict[str, Any] = {
+    **OFF,
+    "rollout_length": 1,
+    "batch_size": 256,
+    "updates_per_step": 1,
+    "learning_starts": 300,
+}
+DQN: dict[str, Any] = {
+    **OFF,
+    "hidden": WIDE,
+    "rollout_length": 4,
+    "updates_per_step": 0.25,
+    "learning_starts": 300,
+}
 CASES: dict[str, tuple[str, Graph]] = {
     "ppo": ("local", fl.ppo("CartPole-v1")),
     "ppo, minibatches of 1,024": (

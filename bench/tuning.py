@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -24,7 +25,7 @@ import flowrl as fl
 ROOT = Path(__file__).parents[1]
 TURNS = 3
 TRIALS, STEPS = 16, 100_000
-BAD = {"lr": 1e-6, "gae_lambda": 0.5, "ent_coef": 0.1}
+BAD: dict[str, Any] = {"lr": 1e-6, "gae_lambda": 0.5, "ent_coef": 0.1}
 SEARCH = {
     "lr": "loguniform(1e-6, 1e-2)",
     "gae_lambda": "uniform(0.5, 1)",
@@ -50,14 +51,14 @@ def timed(words: list[str]) -> tuple[float, str]:
     return time.perf_counter() - began, done.stdout
 
 
-def lines(out: str) -> list[dict]:
+def lines(out: str) -> list[dict[str, Any]]:
     """The journal of a study, without a last line that is being written."""
     file = Path(out) / "journal.jsonl"
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def endings(out: str) -> collections.Counter:
+def endings(out: str) -> collections.Counter[int]:
     """By trial: how often the journal says that it ended."""
     return collections.Counter(
         ended["trial"] for line in lines(out) for ended in line.get("ended", ())
