@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -23,7 +24,8 @@ def dot_general(x: Array, weights: Array, dimensions: Any, **others: Any) -> Arr
 
     The gradient of weights ``[F, outputs]`` is a product of transposed rows. XLA computes it for 2
     to 4 outputs ten times as slowly on CPUs as it does for one, for which there is a way of its
-    own. So each output is a product of its own there.
+    own. So each output is a product of its own there, but for a single row, whose product with the
+    weights is of that kind already.
 
     Args:
         x: rows ``[..., F]``.
@@ -35,7 +37,8 @@ def dot_general(x: Array, weights: Array, dimensions: Any, **others: Any) -> Arr
         ``[..., outputs]``.
     """
     outputs = weights.shape[1]
-    if jax.default_backend() != "cpu" or not 2 <= outputs <= MOST:
+    several = math.prod(x.shape[:-1]) > 1 and 2 <= outputs <= MOST
+    if jax.default_backend() != "cpu" or not several:
         return lax.dot_general(x, weights, dimensions, **others)
     columns = [lax.dot_general(x, weights[:, i], dimensions, **others) for i in range(outputs)]
     return jnp.stack(columns, axis=-1)

@@ -23,7 +23,7 @@ def products(f: Any, *args: Any) -> int:
 
 
 @pytest.mark.parametrize("outputs", range(1, MOST + 3))
-@pytest.mark.parametrize("lead", [(5,), (3, 5)])
+@pytest.mark.parametrize("lead", [(5,), (3, 5), (1,)])
 def test_numbers_and_gradients_are_those_of_one_product(lead: Any, outputs: int) -> None:
     rng = np.random.default_rng(outputs)
     x, weights, wanted = (
@@ -59,3 +59,5 @@ def test_stock_networks_compute_few_outputs_one_by_one() -> None:
         assert heads.action.kernel.shape == (8, outputs)
         q = QNetwork(box, space, hidden=(8,), rngs=rngs)
         assert products(q, np.zeros((3, 4), np.float32)) == columns + 1
+        # One row is as fast in one product.
+        assert products(heads, features[:1], features[:1]) == 2
