@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -37,8 +36,9 @@ def dot_general(x: Array, weights: Array, dimensions: Any, **others: Any) -> Arr
         ``[..., outputs]``.
     """
     outputs = weights.shape[1]
-    several = math.prod(x.shape[:-1]) > 1 and 2 <= outputs <= MOST
-    if jax.default_backend() != "cpu" or not several:
+    # In an export the number of rows is a symbol, which equals no number.
+    single = all(rows == 1 for rows in x.shape[:-1])
+    if jax.default_backend() != "cpu" or single or not 2 <= outputs <= MOST:
         return lax.dot_general(x, weights, dimensions, **others)
     columns = [lax.dot_general(x, weights[:, i], dimensions, **others) for i in range(outputs)]
     return jnp.stack(columns, axis=-1)
