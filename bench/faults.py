@@ -166,8 +166,7 @@ def hog() -> None:
     with tempfile.TemporaryDirectory() as folder:
         mark = Path(folder) / "mark"
         settings = fl.IMPALASettings(num_runners=2, envs_per_runner=1, rollout_length=20)
-        make: Callable[..., Any] = Hog
-        graph = fl.impala(make, settings).set("runners.env_settings", {"mark": str(mark)})
+        graph = fl.impala(Hog, settings).set("runners.env_settings", {"mark": str(mark)})
         runtime = fl.RayRuntime(init={"_system_config": limits})
         with fl.run(graph, runtime=runtime, observers=[Notes()]) as run:
             while not seen:

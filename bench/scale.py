@@ -84,11 +84,6 @@ class Walks(Sleeps):
     observation_space = gym.spaces.Box(-1, 1, (size,), np.float32)
 
 
-SLEEPS: Callable[..., Any] = Sleeps
-WALKS: Callable[..., Any] = Walks
-"""Their arguments come from `env_settings`."""
-
-
 def _sleeping(graph: fl.Graph, seconds: float) -> fl.Graph:
     return graph.set("runners.env_settings", {"seconds": seconds})
 
@@ -96,7 +91,7 @@ def _sleeping(graph: fl.Graph, seconds: float) -> fl.Graph:
 def ppo() -> fl.Graph:
     """Rounds of all runners, each followed by an update; 1.28 s a rollout."""
     graph = fl.ppo(
-        SLEEPS,
+        Sleeps,
         num_runners=RUNNERS,
         envs_per_runner=2,
         rollout_length=8,
@@ -111,7 +106,7 @@ def ppo() -> fl.Graph:
 def a2c() -> fl.Graph:
     """The same with short rollouts and one gradient step; 0.8 s a rollout."""
     graph = fl.a2c(
-        SLEEPS,
+        Sleeps,
         num_runners=RUNNERS,
         envs_per_runner=2,
         rollout_length=5,
@@ -125,7 +120,7 @@ def a2c() -> fl.Graph:
 def impala() -> fl.Graph:
     """Rollouts as they come, and a learner that lingers for 200 ms: on 4 nodes it is full."""
     graph = fl.impala(
-        SLEEPS,
+        Sleeps,
         num_runners=RUNNERS,
         envs_per_runner=2,
         rollout_length=8,
@@ -141,7 +136,7 @@ def impala() -> fl.Graph:
 def apex() -> fl.Graph:
     """Three stages around a replay of two shards, an update for each rollout of 1.28 s."""
     graph = fl.apex(
-        SLEEPS,
+        Sleeps,
         num_runners=RUNNERS,
         envs_per_runner=2,
         rollout_length=8,
@@ -157,7 +152,7 @@ def apex() -> fl.Graph:
 
 def walking() -> fl.Graph:
     """IMPALA with its default settings, and steps of 2 ms."""
-    return _sleeping(fl.impala(WALKS, num_runners=RUNNERS), 0.002)
+    return _sleeping(fl.impala(Walks, num_runners=RUNNERS), 0.002)
 
 
 GRAPHS: dict[str, Callable[[], fl.Graph]] = {"ppo": ppo, "a2c": a2c, "impala": impala, "apex": apex}

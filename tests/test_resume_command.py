@@ -138,6 +138,8 @@ def test_a_run_that_is_at_work_is_left_to_its_process_and_sigterm_keeps_its_last
     with flowrl("run", *WORDS, "--out", out) as process:
         wait_for(lambda: lines(out) > 1, process)
         os.kill(process.pid, signal.SIGSTOP)
+        # The call is back before the process has stopped, which may be in the middle of a row.
+        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
         before = contents(out)
         said = refused("resume", out)
         assert "another process is still at work on this run; wait for it, or end it" in said

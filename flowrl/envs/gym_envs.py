@@ -28,8 +28,8 @@ from flowrl.envs.prefixes import ADAPTERS
 from flowrl.errors import EnvError, SettingError, a, install, raised, unknown
 from flowrl.rl.spaces import Spaces
 
-Make = str | Callable[[], Any]
-"""A Gymnasium id, or a function that makes an environment or a vector of them."""
+Make = str | Callable[..., Any]
+"""A Gymnasium id, or a function that makes an environment or a vector of them from its settings."""
 
 
 @dataclass(frozen=True)
