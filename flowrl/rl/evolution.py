@@ -75,9 +75,11 @@ def weighted_noise(seeds: Array, weights: Array, params: Params) -> dict[str, Ar
     """
     count = seeds.shape[0]
     lines = -(-count // AT_ONCE)
-    # What fills the last line up has weight 0.
-    filling = (0, lines * AT_ONCE - count)
-    seeds, weights = (jnp.pad(x, filling).reshape(lines, AT_ONCE) for x in (seeds, weights))
+    # Lines are of one length, the shortest: the noise of what fills up the last one is made, too.
+    length = -(-count // lines)
+    # It has weight 0.
+    filling = (0, lines * length - count)
+    seeds, weights = (jnp.pad(x, filling).reshape(lines, length) for x in (seeds, weights))
 
     def line(total: dict[str, Array], of_line: tuple[Array, Array]) -> tuple[Any, None]:
         line_seeds, line_weights = of_line
