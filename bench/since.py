@@ -2,6 +2,9 @@
 
 Both are measured on this machine in turn, each run in a process of its own, so that a page of
 docs/benchmarks that another machine wrote says nothing here. Writes docs/benchmarks/since.md.
+
+Names of cases after the commit (`bench/since.py COMMIT 'es, gymnax'`) measure those only, in more
+turns; the page's other lines stay as they are if they are of the same commit.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ import flowrl as fl
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "docs/benchmarks/since.md"
-TURNS, SECONDS, ROWS = 3, 4.0, 3
-"""Turns, seconds of a measurement, and rows before it, in which JAX compiles."""
+TURNS, MORE_TURNS, SECONDS, ROWS = 3, 9, 4.0, 3
+"""Turns, those of named cases, seconds of one, and rows before it, in which JAX compiles."""
 MEASURE = "--measure"
 OFF: dict[str, Any] = {
     "envs_per_runner": 1,
@@ -85,10 +88,10 @@ def measured_at(tree: Path, name: str) -> float:
     return float(done.stdout.split()[-1])
 
 
-def line(tree: Path, name: str) -> str:
+def line(tree: Path, name: str, turns: int) -> str:
     """Measure a case at both commits in turn, and return its line of the table."""
     pairs: list[tuple[float, float]] = []
-    for turn in range(TURNS):
+    for turn in range(turns):
         # The two take turns at being first, too: a machine that slows down favours neither.
         order = (tree, ROOT) if turn % 2 else (ROOT, tree)
         found = {place: measured_at(place, name) for place in order}
@@ -96,7 +99,7 @@ def line(tree: Path, name: str) -> str:
     before, now = (statistics.median(x) for x in zip(*pairs, strict=True))
     ratios = sorted(now / before for before, now in pairs)
     text = (
-        f"| {name} | {CASES[name][0]} | {before:,.0f} | {now:,.0f} | "
+        f"| {name} | {CASES[name][0]} | {turns} | {before:,.0f} | {now:,.0f} | "
         f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |"
     )
     print(text, flush=True)
@@ -110,12 +113,12 @@ def page(commit: str, lines: Sequence[str]) -> str:
 Written by `make since COMMIT={commit}` ([since.py](../../bench/since.py)): {os.cpu_count()} cores
 ({platform.machine()}), Python {platform.python_version()}. Machines differ more than commits do, so
 the flowrl of commit {commit} and that of today take turns on one, each run in a process of its own:
-environment steps a second over {SECONDS:g} s, {TURNS} times, after the first {ROWS} rows. Medians;
-ratios are those of runs beside each other, with their range. The other pages are by `make bench`,
-which may have run on another machine.
+environment steps a second over {SECONDS:g} s in each turn, after the first {ROWS} rows. Medians;
+ratios are those of runs beside each other, with their range. Lines with more turns were measured
+again later. The other pages are by `make bench`, which may have run on another machine.
 
-| graph | runtime | then | now | now : then |
-|---|---|---:|---:|---:|
+| graph | runtime | turns | then | now | now : then |
+|---|---|---:|---:|---:|---:|
 {chr(10).join(lines)}
 """
 
@@ -131,11 +134,20 @@ def main(args: Sequence[str]) -> None:
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "--detach", str(tree), commit], check=True)
         try:
-            lines = [line(tree, name) for name in names or CASES]
+            turns = MORE_TURNS if names else TURNS
+            lines = {name: line(tree, name, turns) for name in names or CASES}
         finally:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
-    if not names:
-        TARGET.write_text(page(commit, lines), encoding="utf-8")
+    if names:
+        lines = {**lines_of(commit), **lines}
+    TARGET.write_text(page(commit, [lines[x] for x in CASES if x in lines]), encoding="utf-8")
+
+
+def lines_of(commit: str) -> dict[str, str]:
+    """Return the lines of the page by case, if it is beside this commit."""
+    text = TARGET.read_text(encoding="utf-8")
+    found = {x.split(" | ")[0][2:]: x for x in text.splitlines()}
+    return {x: found[x] for x in CASES if x in found} if f"COMMIT={commit}`" in text else {}
 
 
 if __name__ == "__main__":
