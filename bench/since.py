@@ -4,7 +4,7 @@ Both are measured on this machine in turn, each run in a process of its own, so 
 docs/benchmarks that another machine wrote says nothing here. Writes docs/benchmarks/since.md.
 
 Names of cases after the commit (`bench/since.py COMMIT 'es, gymnax'`) measure those only, in more
-turns; the page's other lines stay as they are if they are of the same commit.
+turns; the page keeps its other lines, and is left as it is if it is beside another commit.
 """
 
 from __future__ import annotations
@@ -138,8 +138,10 @@ def main(args: Sequence[str]) -> None:
             lines = {name: line(tree, name, turns) for name in names or CASES}
         finally:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
-    if names:
-        lines = {**lines_of(commit), **lines}
+    kept = lines_of(commit)
+    if names and not kept:
+        return
+    lines = {**kept, **lines}
     TARGET.write_text(page(commit, [lines[x] for x in CASES if x in lines]), encoding="utf-8")
 
 

@@ -77,9 +77,9 @@ def weighted_noise(seeds: Array, weights: Array, params: Params) -> dict[str, Ar
     """
     count = seeds.shape[0]
     lines = -(-count // AT_ONCE)
-    # Lines are of one length, the shortest: the noise of what fills up the last one is made, too.
+    # What fills up the last line has weight 0, but its noise is made all the same: so lines are no
+    # longer than they have to be.
     length = -(-count // lines)
-    # It has weight 0.
     filling = (0, lines * length - count)
     seeds, weights = (jnp.pad(x, filling).reshape(lines, length) for x in (seeds, weights))
 
