@@ -70,6 +70,20 @@ def test_weighted_noise_is_the_sum_over_all_seeds(count):
         np.testing.assert_allclose(np.float32(found[name]), expected, atol=near)
 
 
+def test_weighted_noise_holds_no_more_noises_than_it_says():
+    size, seeds = 10_000, jnp.arange(2 * AT_ONCE - 1, dtype=jnp.uint32)
+    compiled = jax.jit(weighted_noise).lower(seeds, seeds * 1.0, {"w": jnp.zeros(size)}).compile()
+    # One more is the sum.
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * size * (AT_ONCE + 1.5)
+
+
+def test_every_bit_of_a_seed_counts():
+    params = {"w": jnp.zeros(3)}
+    seeds = jnp.asarray([0, *(1 << bit for bit in range(32))], jnp.uint32)
+    found = np.asarray(jax.vmap(noise, (0, None))(seeds, params)["w"])
+    assert len(np.unique(found[:, 0])) == 33
+
+
 @pytest.mark.parametrize(
     "returns",
     [[[3.0, 1.0], [2.0, 5.0]], [[1.0, 1.0, 2.0], [1.0, 7.0, 2.0]], [[4.0], [4.0]]],

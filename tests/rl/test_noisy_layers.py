@@ -74,6 +74,20 @@ def test_rows_calls_and_layers_have_noise_of_their_own_and_it_does_not_depend_on
     np.testing.assert_array_equal(part, one[2:4])
 
 
+def test_noise_of_keys_that_follow_each_other_is_independent():
+    # No random bits would be as much alike: the keys differ in few bits, and are no two the same.
+    rows = jnp.stack([jnp.arange(32, dtype=jnp.uint32) << 8, jnp.zeros(32, jnp.uint32)], axis=-1)
+    found = []
+    for call in range(4):
+        noise = RowNoise(rows, call)
+        found += [noise.of_next_layer(1_500, 500) for _ in range(3)]
+    numbers = np.concatenate([np.concatenate(both, axis=-1) for both in found])
+    correlations = np.corrcoef(numbers) - np.eye(len(numbers))
+    # Of 73,536 pairs of independent rows, the largest is at 4.4 of these deviations.
+    assert np.abs(correlations).max() < 6 / np.sqrt(numbers.shape[1])
+    assert abs(correlations.mean()) < 1e-3
+
+
 def test_noise_ends_with_its_block_and_meets_no_other_number_of_rows():
     with noise_of_rows(bits(2)):
         with pytest.raises(fl.errors.PolicyError, match=r"on rows \(3,\), but .* \(2,\)"):
