@@ -33,9 +33,12 @@ QUICK = fl.IMPALASettings(
 ASYNC = fl.impala(Corridor, QUICK).insert(after="sync", play=fl.Evaluate(every=1, episodes=2))
 """It has a warm-up, and parts of its state come out of a program in another shape than they went
 in, left to itself."""
+EVOLUTION = fl.es(Corridor, pairs=4, max_steps=20, policy=fl.Policy(fl.networks.MLP, hidden=(8,)))
+"""JAX's own Philox, by which one device makes its noise, does not compile for several."""
 RUNS = {
     "local": (GYM, "local"),
     "xla": (JAX, fl.XlaRuntime(chunk=2)),
+    "evolution": (EVOLUTION, fl.XlaRuntime(chunk=2)),
     "ray": (GYM, fl.RayRuntime(processes=1)),
     "placed": (GYM, fl.RayRuntime(place={"learner": fl.Actor()}, processes=1)),
     "uneven": (GYM.set("train.minibatch_size", 2), "local"),

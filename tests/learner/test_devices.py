@@ -105,7 +105,7 @@ def agrees(found, graph):
 
 @pytest.mark.ray
 def test_a_whole_run_on_devices_ends_with_the_weights_of_one_device():
-    from shared_runs import GYM, JAX
+    from shared_runs import EVOLUTION, GYM, JAX
 
     found = runs()
     assert [found[name]["devices"] for name in ("local", "xla", "uneven", "seeds")] == [4, 4, 1, 1]
@@ -114,6 +114,7 @@ def test_a_whole_run_on_devices_ends_with_the_weights_of_one_device():
     )
     agrees(found["local"], GYM)
     agrees(found["xla"], JAX)
+    agrees(found["evolution"], EVOLUTION)
     assert (
         "updates use one of 4 devices, which can't share minibatches of 2 steps evenly; take a "
         "multiple of 4" in found["uneven"]["text"]
