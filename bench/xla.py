@@ -56,6 +56,17 @@ A first layer of few inputs as a sum of products of columns acts up to 1.5 times
 its gradient takes 1.1 to 2 times as long with up to 4 inputs, and up to 7 times with 24.
 Weights' gradients of rows that were transposed first took 0.8 to 1.6 times as long, those of SAC
 (256 rows, 256-256) 0.85 to 0.95 times with two threads.
+
+What was tried with the noise of `rainbow` as a program, which took half of its time, beside a draw
+of each row by JAX's default generator (threefry):
+
+| what | speed |
+|---|---:|
+| Philox; XLA makes the noise again for each of its four uses and more | 1.14 |
+| Philox in a loop of two steps, which makes it once (what flowrl does) | 1.58 |
+| threefry in such a loop, with one word of its two / with both | 1.13 / 1.31 |
+| an `optimization_barrier`, which XLA drops before it fuses: threefry / Philox | 1.04 / 1.13 |
+| numbers from no generator at all | 2.2 |
 """
 """Said on the page of CPUs, for whoever looks for more."""
 

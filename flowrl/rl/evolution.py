@@ -43,9 +43,9 @@ def noise(seed: Array, params: Params) -> dict[str, Array]:
         params: arrays by name, of which only shapes and types are used.
     """
     # One call for all of them: what makes normal numbers takes XLA long to compile. Philox makes
-    # them in half the time of JAX's default, and a seed is a whole key.
+    # them in half the time of JAX's default on one device, and a seed has as many bits as its key.
     key = jax.random.key(seed, impl=philox())
-    flat = jax.random.normal(key, (sum(x.size for x in params.values()),))
+    flat = jax.random.normal(key, (sum(x.size for x in params.values()),), jnp.float32)
     made, start = {}, 0
     for name, x in sorted(params.items()):
         made[name] = flat[start : start + x.size].reshape(x.shape).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Random numbers by Philox 2x32, faster than by JAX's default, on one device and on several."""
+"""Random numbers by Philox 2x32, the same on one device, where JAX has it, and on several."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from jax.extend.random import define_prng_impl
 
 Array = Any
 
-MULTIPLIER, ROUNDS = np.uint32(0xD256D193), np.arange(10, dtype=np.uint32) * np.uint32(0x9E3779B9)
-"""Those of Philox 2x32-10 (Salmon et al. 2011, section 3.3): what each round adds to the key."""
+MULTIPLIER = np.uint32(0xD256D193)
+"""The multiplier of Philox 2x32-10 (Salmon et al. 2011)."""
+ADDED = np.arange(10, dtype=np.uint32) * np.uint32(0x9E3779B9)
+"""What each of its ten rounds adds to the key."""
 
 
 def philox() -> Any:
@@ -22,7 +24,7 @@ def philox() -> Any:
     A key is one word, of which Philox needs no more than that it differs from all others.
     """
     # JAX's own multiplies by jax.lax.mulhi, which does not compile for several devices. Ours makes
-    # the same numbers, and takes twice the time.
+    # the same numbers, in up to twice the time.
     return "philox2x32" if jax.device_count() == 1 else ON_SEVERAL_DEVICES
 
 
@@ -36,7 +38,7 @@ def high_product(x: Array) -> Array:
 
 def hashed(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
     """Return the two words that a key makes of the two of a counter."""
-    for added in ROUNDS:
+    for added in ADDED:
         high, low = high_product(high) ^ low ^ (key + added), MULTIPLIER * high
     return high, low
 

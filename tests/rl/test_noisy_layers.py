@@ -75,7 +75,7 @@ def test_rows_calls_and_layers_have_noise_of_their_own_and_it_does_not_depend_on
 
 
 def test_noise_of_keys_that_follow_each_other_is_independent():
-    # No random bits would be as much alike: the keys differ in few bits, and are no two the same.
+    # These keys are more alike than random ones: they differ in few bits, but no two are equal.
     rows = jnp.stack([jnp.arange(32, dtype=jnp.uint32) << 8, jnp.zeros(32, jnp.uint32)], axis=-1)
     found = []
     for call in range(4):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flowrl.rl.philox import ON_SEVERAL_DEVICES, philox
+from flowrl.rl.philox import ON_SEVERAL_DEVICES, hashed, philox
 
 JAX_S_OWN = "philox2x32"
 
@@ -22,8 +22,16 @@ def raw(key):
     return np.asarray(jax.random.key_data(key))
 
 
-def test_it_is_that_of_jax_on_one_device():
-    assert jax.device_count() == 1 and philox() == JAX_S_OWN
+@pytest.mark.parametrize(("devices", "expected"), [(1, JAX_S_OWN), (4, ON_SEVERAL_DEVICES)])
+def test_it_is_that_of_jax_where_there_is_one_device(monkeypatch, devices, expected):
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
+    assert philox() is expected
+
+
+def test_its_words_are_those_of_its_authors():
+    # A test vector that they publish, made of digits of pi.
+    found = hashed(jnp.uint32(0x13198A2E), jnp.uint32(0x243F6A88), jnp.uint32(0x85A308D3))
+    assert [int(x) for x in found] == [0xDD7CE038, 0xF62A4C12]
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (3, 2)])
