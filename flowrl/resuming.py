@@ -19,6 +19,7 @@ from flowrl.errors import SaveError, SettingError
 from flowrl.graph.graph import Graph
 from flowrl.graph.plan import OF_MACHINE, Plan
 from flowrl.observe.about import OF_PYTHON, differences, read, runtime_name, settings_of_runtime
+from flowrl.observe.about import goal_of as goal_text
 from flowrl.observe.initial import init_of
 from flowrl.observe.manifest import MANIFEST
 from flowrl.observe.saver import UNREADABLE, Resumed
@@ -183,7 +184,8 @@ def resumable(
         other = steps not in (None, facts["steps"]) or (
             isinstance(until, str) and until != facts["until"]
         )
-        _check_unfinished(root, goal, rows, other=other)
+        own = goal_text(facts["steps"], facts["until"]) or "to go on without end"
+        _check_unfinished(root, goal, rows, own if other else "")
         found = Resumable(
             plan,
             facts,
@@ -318,31 +320,31 @@ def _is_beyond(goal: StepsAndUntil, rows: Sequence[Row]) -> bool:
     return enough or (until is not None and until(rows[-1]))
 
 
-def _check_unfinished(root: Path, goal: StepsAndUntil, rows: Sequence[Row], *, other: bool) -> None:
-    """Refuse to resume a run that has reached its goal.
+def _check_unfinished(root: Path, goal: StepsAndUntil, rows: Sequence[Row], own: str) -> None:
+    """Refuse to resume a run that has reached the goal to which it would go on.
 
     Args:
         root: directory of the run.
         goal: the goal to which it would go on.
         rows: its rows.
-        other: whether that is another one than its own, whose place it would take, also where the
-            run was killed before it was saved.
+        own: its own goal, where the other would take its place, also if the run was killed before
+            it was saved; empty where it would go on to its own.
 
     Raises:
         SettingError: it has.
     """
-    if has_reached(root, goal, rows) or (other and _is_beyond(goal, rows)):
+    if has_reached(root, goal, rows) or (own and _is_beyond(goal, rows)):
         count, what = reached(rows[-1])
         later = 2 * max(count, goal[0] or 0)
+        which = f"this goal (its own is {own})" if own else "its goal"
+        way = f"--steps {later}, or steps={later} of fl.resume"
         if what != "steps":
-            raise SettingError(
-                f"{root} has reached its goal after {count:,} {what}; name a later one, such as "
+            way = (
                 f"--until '{what}>={later}', or until=lambda row: row['{what}'] >= {later} of "
                 "fl.resume"
             )
         raise SettingError(
-            f"{root} has reached its goal after {count:,} steps; name a later one, such as --steps "
-            f"{later}, or steps={later} of fl.resume"
+            f"{root} has reached {which} after {count:,} {what}; name a later one, such as {way}"
         )
 
 

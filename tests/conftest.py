@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 # In the first process; those that it starts inherit all of it, and JAX reads it on import.
-if "FLOWRL_TESTS" not in os.environ:
+if not os.environ.get("FLOWRL_TESTS"):
     folder = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["FLOWRL_TESTS"] = str(folder)

@@ -88,6 +88,10 @@ def test_what_was_used_least_recently_is_removed_once_there_is_too_much(tmp_path
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes(100))
         os.utime(path, (now - 100 * i, now - 100 * i))
+    # Files that are none of JAX's are left alone, and do not count.
+    mine = tmp_path / "version-0" / "thesis.tex"
+    mine.write_bytes(bytes(10_000))
+    os.utime(mine, (now - 9_000, now - 9_000))
     compile_cache.prune(tmp_path, most=1000, kept=500)
     assert len(entries(tmp_path)) == 10  # not too much yet
     compile_cache.prune(tmp_path, most=900, kept=500)
@@ -95,6 +99,7 @@ def test_what_was_used_least_recently_is_removed_once_there_is_too_much(tmp_path
     os.utime(tmp_path / compile_cache.STAMP, (now - 4000, now - 4000))
     compile_cache.prune(tmp_path, most=900, kept=500)
     assert sorted(path.name for path in entries(tmp_path)) == [f"{i}-cache" for i in range(5)]
+    assert mine.exists()
 
 
 def test_machines_that_can_not_run_each_others_programs_have_folders_of_their_own(monkeypatch):

@@ -224,12 +224,12 @@ def test_processes_of_one_machine_agree_on_the_time_however_its_clock_was_set(mo
 
 
 def test_the_compile_cache_is_looked_at_though_the_clock_was_set_back(tmp_path):
-    (tmp_path / "old").write_bytes(bytes(100))
+    (tmp_path / "old-cache").write_bytes(bytes(100))
     (tmp_path / compile_cache.STAMP).touch()
     later = time.time() + 86_400
     os.utime(tmp_path / compile_cache.STAMP, (later, later))
     compile_cache.prune(tmp_path, most=50, kept=10)
-    assert not (tmp_path / "old").exists()
+    assert not (tmp_path / "old-cache").exists()
 
 
 # -- leftovers

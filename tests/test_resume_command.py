@@ -213,7 +213,8 @@ def test_a_goal_that_is_reached_is_an_error_and_a_later_one_goes_on(run, refused
         f"flowrl: {run} has reached its goal after {count:.0f} steps; name a later one, such as "
         f"--steps {2 * int(max(count, 300))}, or steps={2 * int(max(count, 300))} of fl.resume\n"
     )
-    assert "has reached its goal" in refused("resume", run, "--until", "return_mean>=0")
+    said = refused("resume", run, "--until", "return_mean>=0")
+    assert "has reached this goal (its own is 300 steps) after" in said
     assert contents(run) == before
     words = ["resume", str(run), "--steps", "400", "--until", "return_mean>=400", "--json"]
     assert main(words) == 1

@@ -417,7 +417,8 @@ def test_a_goal_that_a_killed_run_is_beyond_does_not_take_the_place_of_its_own(t
     facts = (path / "run.json").read_bytes()
     for goal in ({"steps": 8}, {"until": "env_steps>=8"}):
         with pytest.raises(
-            SettingError, match=r"has reached its goal after \d+ steps; name a later"
+            SettingError,
+            match=r"this goal \(its own is to go on without end\) after \d+ steps; name a later",
         ):
             resumable(path, graph, **goal)
     assert (path / "run.json").read_bytes() == facts

@@ -22,6 +22,8 @@ KEPT_BYTES = 800_000_000
 """The size down to which they are removed."""
 PAUSE = 3600.0
 """Seconds from one look at the size to the next, of all processes together."""
+PROGRAMS = ("-cache", "-atime")
+"""How the names of JAX's files end: a program, and when it was used last."""
 STAMP = "last-look"
 """The file whose time is that of the last look."""
 
@@ -89,9 +91,10 @@ def _processor() -> str:
 
 
 def prune(folder: Path, most: int = MOST_BYTES, kept: int = KEPT_BYTES) -> None:
-    """Remove the files that were used least recently from a folder that has grown too large.
+    """Remove the programs that were used least recently from a folder that has grown too large.
 
-    It looks at the size once in `PAUSE` seconds only.
+    It looks at the size once in `PAUSE` seconds only. It touches no file but those of JAX's cache:
+    a folder that is not what a variable was thought to name loses nothing.
 
     Args:
         folder: of all versions and processors.
@@ -107,7 +110,7 @@ def prune(folder: Path, most: int = MOST_BYTES, kept: int = KEPT_BYTES) -> None:
     for path in folder.rglob("*"):
         # Another process may have removed it meanwhile.
         with suppress(OSError):
-            if path.is_file() and path != stamp:
+            if path.name.endswith(PROGRAMS) and path.is_file():
                 facts = path.stat()
                 found.append((max(facts.st_atime, facts.st_mtime), facts.st_size, path))
     size = sum(file_size for _, file_size, _ in found)

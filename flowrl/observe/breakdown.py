@@ -150,11 +150,13 @@ def nodes(p: Profile) -> list[str]:
         p: the profile of a run, or of a part of it.
 
     Returns:
-        The lines of the table, the first of which is its header.
+        The lines of the table, the first of which is its header; none of a program of XLA, whose
+        time is not measured by node.
     """
-    every = shares(p)
-    wide = max((len(share.node) for share in every), default=4)
-    wide_does = max((len(share.does) for share in every), default=4)
+    if not (every := shares(p)):
+        return []
+    wide = max(4, *(len(share.node) for share in every))
+    wide_does = max(len(share.does) for share in every)
     lines = [f"{'node':<{wide}}  {'':<{wide_does}}{_cells(['busy', 'starved', 'blocked'])}"]
     for share in every:
         percents = [f"{x:.0%}" for x in (share.busy, share.starved, share.blocked)]

@@ -538,3 +538,5 @@ def test_a_program_is_explained_as_far_as_it_has_parts():
         and "one XLA program" in found.bottleneck.why
         and found.what_if == ()
     )
+    # Its time is not measured by node, so there is no table of nodes, not even its header.
+    assert "starved" not in str(found)
