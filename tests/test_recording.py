@@ -432,6 +432,7 @@ def test_records_that_would_be_larger_than_all_may_be_switch_it_off_and_the_run_
     assert "but records may take most_bytes=1 KB; allow more" in reported[0].text
 
 
+@pytest.mark.system
 def test_a_killed_run_leaves_whole_records(tmp_path):
     code = """
         import sys, flowrl as fl

@@ -234,6 +234,7 @@ def test_a_mistake_is_an_error_before_anything_starts(arguments, says):
         fl.run_seeds(fl.ppo("CartPole-v1", SMALL), **arguments)
 
 
+@pytest.mark.system
 def test_a_process_that_dies_is_a_run_that_failed():
     dies = fl.ppo(partial(Faulty, 5, "exit"), SMALL)
     says = "no run has a result: seed 6 failed: its process ended with status 7"

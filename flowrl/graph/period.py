@@ -16,6 +16,8 @@ Did = Counter[tuple[str, str, str]]
 The items of a node have no resource (``""``), and the three totals below have no node either.
 """
 ROUNDS, ROWS, REPORTED = (("", "", name) for name in ("rounds", "rows", "reported"))
+LOOK_EVERY = 64
+"""Rounds after which the trace compares states at first, although no Row closed."""
 
 
 def began_again(before: Filling, after: Filling) -> bool:
@@ -105,6 +107,19 @@ class Search:
         """The steps of operators before `start`."""
         self.closings: list[Noted] = []
         """Where the trace was after each round from `start` on that closed a Row."""
+        self.quiet = 0
+        """Rounds since the last that closed a Row or was followed by a skip."""
+
+    def is_due(self) -> bool:
+        """Count a round that closed no Row, and return whether it is worth a look.
+
+        Comparing states costs more than a round, and ever more where operators hold what comes, as
+        a `Concat` does until its batch is full. So the longer nothing recurs, the more seldom it
+        is looked, but always after a multiple of `LOOK_EVERY` rounds.
+        """
+        self.quiet += 1
+        every = LOOK_EVERY << (self.quiet // (8 * LOOK_EVERY)).bit_length()
+        return self.quiet % every == 0
 
     def before(self, static: Static, now: Noted) -> Noted:
         """Return where the trace was before, alike but for what fills up; `now` if it never was.

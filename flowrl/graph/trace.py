@@ -43,8 +43,6 @@ An operator that took so many items and yielded none is taken for a mistake.
 """
 OLD = 32
 """Age in updates from which on the trace no longer distinguishes policy versions."""
-LOOK_EVERY = 64
-"""Rounds after which the trace compares states although no Row closed."""
 
 
 class Watched:
@@ -244,8 +242,7 @@ class Tracer:
             late = self.steps >= patience and (
                 rounds_run >= most_rounds or bool(closed_row and search.closings)
             )
-            # Comparing states costs more than a round, so not every round is worth a look.
-            if not closed_row and not late and self.did[ROUNDS] % LOOK_EVERY:
+            if not (closed_row or late or search.is_due()):
                 continue
             if self._look(schedule, search, closed_row, late):
                 return
@@ -269,6 +266,7 @@ class Tracer:
         static, filled = self.signature(schedule)
         now = Noted(self.snapshot(), Counter(self.found.mean_lags), filled)
         if closed_row:
+            search.quiet = 0
             search.closings.append(now)
         since = search.seen.get((static, filled))
         if since is not None:
@@ -288,6 +286,7 @@ class Tracer:
         if not times:
             return False
         self.skip(schedule, before, now, times)
+        search.quiet = 0
         now = Noted(self.snapshot(), Counter(self.found.mean_lags), before.risen(now, times))
         if (since := search.seen.get((static, now.filled))) is not None:
             self.repeats(since, now)

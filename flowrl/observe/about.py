@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,12 @@ def _left_out(runtime: Any) -> list[str]:
     return [name for name, (f, value) in found.items() if _saved(f, value) != value]
 
 
+@cache
+def _version(package: str) -> str:
+    """Return the version of a package: that which the process has, whatever is installed later."""
+    return version(package)
+
+
 def _versions(plan: Plan) -> dict[str, str]:
     """Return versions by package: of Python, of flowrl and what it uses, and of environments."""
     # A package that is installed under another name than it is imported by is not found: to look
@@ -117,7 +123,7 @@ def _versions(plan: Plan) -> dict[str, str]:
     found = {"python": platform.python_version(), "flowrl": flowrl.__version__}
     for name in filter(None, dict.fromkeys(names)):
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
+            found[name] = _version(name)
     return found
 
 
@@ -255,7 +261,7 @@ def differences(facts: dict[str, Any]) -> list[str]:
             now = {"python": platform.python_version(), "flowrl": flowrl.__version__}[name]
         else:
             try:
-                now = version(name)
+                now = _version(name)
             except PackageNotFoundError:
                 now = "none"
         if now != then:

@@ -62,23 +62,24 @@ class Concat(Operator):
     def __post_init__(self) -> None:
         check_at_least_1(self, "batch_size")
 
-    def init(self) -> list[Batch]:
-        """Return the list of the batches held, empty at first."""
-        return []
+    def init(self) -> dict[str, Any]:
+        """Return the batches held and the number of their steps, none at first."""
+        return {"batches": [], "steps": 0}
 
-    def step(self, held: list[Batch], batch: Any, ctx: Context) -> Iterator[Batch]:
+    def step(self, held: dict[str, Any], batch: Any, ctx: Context) -> Iterator[Batch]:
         """Hold the batch, and yield all joined once there are enough steps."""
-        if held and need(batch).shape[0] != held[0].shape[0]:
+        batches = held["batches"]
+        if batches and need(batch).shape[0] != batches[0].shape[0]:
             raise ContractError(
-                f"can't join {batch.shape[0]} steps in time with {held[0].shape[0]}; "
+                f"can't join {batch.shape[0]} steps in time with {batches[0].shape[0]}; "
                 "give all runners the same rollout_length"
             )
-        held.append(need(batch))
-        if sum(b.steps for b in held) >= self.batch_size:
+        batches.append(need(batch))
+        held["steps"] += batch.steps
+        if held["steps"] >= self.batch_size:
             # A step commits its state before it yields.
-            enough = list(held)
-            held.clear()
-            yield Batch.join(enough)
+            held.update(self.init())
+            yield Batch.join(batches)
 
 
 @dataclass(frozen=True)

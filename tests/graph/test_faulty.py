@@ -677,7 +677,7 @@ def started(monkeypatch):
             f"gymnasium.envs.classic_control.{place}.step",
             lambda *a, **k: seen.append("an environment: step"),
         )
-    monkeypatch.setattr(trace, "PATIENCE", 5_000)
+    monkeypatch.setattr(trace, "PATIENCE", 1_000)
     return seen
 
 

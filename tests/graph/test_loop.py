@@ -188,7 +188,7 @@ def test_concat_commits_before_it_yields(op):
     loop = loop_of(graph)
     with pytest.raises(OSError, match="disk"):
         loop.run_pass()
-    assert loop.states["op"] == []
+    assert loop.states["op"] == {"batches": [], "steps": 0}
 
 
 def test_report_commits_before_it_yields():

@@ -159,6 +159,23 @@ def test_a_plan_is_the_same_on_a_slow_machine(monkeypatch):
     assert str(graph.compile()) == quick
 
 
+def test_the_longer_nothing_recurs_the_more_seldom_states_are_compared(monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE", 4_000)
+    compared, signature = [], module.Tracer.signature
+
+    def counted(self, schedule, reporting=True):
+        found = signature(self, schedule, reporting)
+        compared.append(len(found[0].facts))
+        return found
+
+    monkeypatch.setattr(module.Tracer, "signature", counted)
+    with pytest.raises(fl.errors.GraphError, match="items and yielded none, so no Row closes"):
+        recipe().set("batch.batch_size", 10**9).compile()
+    # The batch that never fills holds more at each look, so looks at equal distances would compare
+    # the square of that.
+    assert len(compared) > 8 and sum(compared) < 10 * compared[-1]
+
+
 def test_patience_is_short():
     assert module.PATIENCE <= 10_000
 

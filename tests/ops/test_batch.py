@@ -5,6 +5,7 @@ import pytest
 from drive import Calls, batch, drive, trained
 
 import flowrl as fl
+from flowrl.core.items import Batch
 
 
 def test_concat_joins_side_by_side_until_there_are_enough_steps():
@@ -40,6 +41,13 @@ def test_concat_refuses_other_lengths_in_time_and_what_is_no_batch():
         drive(fl.Concat(99), trained(5))
     with pytest.raises(fl.errors.ContractError, match="needs a Batch, got a Trained"):
         drive(fl.Concat(99), batch(2, 3), trained(5))
+
+
+def test_concat_of_many_batches_looks_at_each_of_them_once(monkeypatch):
+    seen, steps = [], Batch.steps.fget
+    monkeypatch.setattr(Batch, "steps", property(lambda x: seen.append(x) or steps(x)))
+    out = drive(fl.Concat(1_200), *[batch(2, 3)] * 200)
+    assert [len(x) for x in out] == [0] * 199 + [1] and len(seen) <= 2 * 200
 
 
 def test_two_concats_of_one_graph_do_not_share_what_they_hold():
