@@ -108,14 +108,14 @@ class Search:
         self.closings: list[Noted] = []
         """Where the trace was after each round from `start` on that closed a Row."""
         self.quiet = 0
-        """Rounds since the last that closed a Row or was followed by a skip."""
+        """Rounds that were run since the last that closed a Row."""
 
     def is_due(self) -> bool:
         """Count a round that closed no Row, and return whether it is worth a look.
 
         Comparing states costs more than a round, and ever more where operators hold what comes, as
-        a `Concat` does until its batch is full. So the longer nothing recurs, the more seldom it
-        is looked, but always after a multiple of `LOOK_EVERY` rounds.
+        a `Concat` does until its batch is full. So the longer no Row closes, the more seldom a look
+        is due, but always after a multiple of `LOOK_EVERY` rounds.
         """
         self.quiet += 1
         every = LOOK_EVERY << (self.quiet // (8 * LOOK_EVERY)).bit_length()

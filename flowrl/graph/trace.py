@@ -286,7 +286,6 @@ class Tracer:
         if not times:
             return False
         self.skip(schedule, before, now, times)
-        search.quiet = 0
         now = Noted(self.snapshot(), Counter(self.found.mean_lags), before.risen(now, times))
         if (since := search.seen.get((static, now.filled))) is not None:
             self.repeats(since, now)

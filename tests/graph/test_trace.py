@@ -159,7 +159,7 @@ def test_a_plan_is_the_same_on_a_slow_machine(monkeypatch):
     assert str(graph.compile()) == quick
 
 
-def test_the_longer_nothing_recurs_the_more_seldom_states_are_compared(monkeypatch):
+def test_the_longer_no_row_closes_the_more_seldom_states_are_compared(monkeypatch):
     monkeypatch.setattr(module, "PATIENCE", 4_000)
     compared, signature = [], module.Tracer.signature
 
