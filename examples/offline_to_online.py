@@ -11,9 +11,10 @@ import tempfile
 import flowrl as fl
 
 
-def offline_to_online(data: str, updates: int) -> fl.Graph:
+def offline_to_online(data: str, updates: int, hidden: tuple[int, ...] = (256, 256)) -> fl.Graph:
     """Return a graph that learns from a dataset for so many updates, and then online, too."""
-    offline = fl.iql("Pendulum-v1", data=data, envs_per_runner=1).set("runners.rollout_length", 1)
+    offline = fl.iql("Pendulum-v1", data=data, envs_per_runner=1, hidden=hidden)
+    offline = offline.set("runners.rollout_length", 1)
     nodes = {node.name: node.op for node in offline.nodes}
     return (
         fl.Graph("offline_to_online", replay=fl.Replay(100_000), **offline.resources)
@@ -28,12 +29,12 @@ def offline_to_online(data: str, updates: int) -> fl.Graph:
     )
 
 
-def main(steps: int = 6_000) -> list[fl.Run]:
+def main(steps: int = 6_000, hidden: tuple[int, ...] = (256, 256)) -> list[fl.Run]:
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         data = f"{folder}/half_trained"
-        writing = fl.write_dataset(fl.sac("Pendulum-v1", lr=1e-3), data)
-        for graph in (writing, offline_to_online(data, updates=steps // 2)):
+        writing = fl.write_dataset(fl.sac("Pendulum-v1", lr=1e-3, hidden=hidden), data)
+        for graph in (writing, offline_to_online(data, steps // 2, hidden)):
             with fl.run(graph, steps=steps) as run:
                 for row in run:
                     print(f"{row['updates']:,} updates, {row['env_steps']:,} steps:", end=" ")

@@ -199,7 +199,6 @@ def test_other_numbers_in_a_stock_graph_compile_nothing(name, compilations):
     assert rows[0]["loss"] != rows[1]["loss"]
 
 
-@pytest.mark.system
 def test_what_is_compiled_for_a_number_does_what_it_does_alone(compilations):
     """The whole path: settings after others give the rows that they give in a fresh process."""
     changed = small("ppo").set("learner.optimizer.lr", 1e-3).set("learner.loss.clip_ratio", 0.1)

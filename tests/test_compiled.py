@@ -156,7 +156,6 @@ OTHERS = {
 }
 
 
-@pytest.mark.system
 def test_a_program_with_other_numbers_compiles_nothing_and_does_what_it_does_alone(
     compilations, monkeypatch, tmp_path
 ):

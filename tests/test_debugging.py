@@ -547,7 +547,6 @@ def small():
 """
 
 
-@pytest.mark.system
 def test_breakpoints_in_operators_and_environments_by_the_command_line(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     done = subprocess.run(

@@ -28,8 +28,8 @@ def test_the_edits_of_the_tutorial_lead_to_the_stock_graph(capsys):
 @pytest.mark.parametrize("name", sorted(p.stem for p in EXAMPLES.glob("*.py")))
 def test_example(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(EXAMPLES)
-    # The networks that it learns with would take longer than all other examples.
-    smaller = {"hidden": (8,)} if name == "crossq" else {}
+    # The networks that these learn with would take longer than all other examples.
+    smaller = {"hidden": (8,)} if name in ("crossq", "offline_to_online") else {}
     runs = importlib.import_module(name).main(steps=2_500, **smaller)
     for run in runs if isinstance(runs, list) else [runs]:
         assert run.reason == "steps"

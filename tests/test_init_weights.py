@@ -45,7 +45,6 @@ def trained(tmp_path_factory):
     return path
 
 
-@pytest.mark.system
 def test_the_first_policy_is_the_saved_one_and_the_rest_begins_as_usual(trained, tmp_path):
     saved, sent = fl.load(trained), []
     out = tmp_path / "run"

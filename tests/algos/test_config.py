@@ -434,7 +434,6 @@ def test_a_file_without_an_environment_has_the_functions_default(capsys):
     assert "a config names all settings" in capsys.readouterr().err
 
 
-@pytest.mark.system
 def test_a_run_is_repeated_by_its_config(capsys):
     small = ["batch_size=64", "rollout_length=8", "envs_per_runner=2", "report_every=1"]
     words = [word for text in small for word in ("--set", text)]

@@ -86,7 +86,6 @@ def test_vdn_of_one_agent_is_dqn():
         )
 
 
-@pytest.mark.system
 def test_a_saved_team_plays_together_and_keeps_to_its_masks(tmp_path):
     with fl.run(GRAPHS["qmix"], out=tmp_path / "x", steps=80) as run:
         list(run)
@@ -142,7 +141,6 @@ def test_one_policy_for_all_agents_is_ppo():
     assert whole == rows_of(fl.ppo(TwoCartPoles, **PPO, epochs=2))[0]
 
 
-@pytest.mark.system
 def test_a_central_critic_sees_the_state_in_training_and_not_in_play(tmp_path):
     graph = fl.multi_ppo(Relay, central_critic=True, **PPO, epochs=1)
     with fl.run(graph, out=tmp_path / "x", steps=64) as run:

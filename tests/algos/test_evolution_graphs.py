@@ -190,7 +190,6 @@ def test_several_agents_and_metrics_are_refused():
         fl.es("CartPole-v1").set("runners.metrics", ("x",)).compile()
 
 
-@pytest.mark.system
 def test_nan_ends_the_run_with_the_last_good_weights():
     for env, settings, says in (
         (Faulty, {"at": 2, "how": "nan reward"}, r"es\.evaluate: runners, runner 0: environment"),
@@ -203,7 +202,6 @@ def test_nan_ends_the_run_with_the_last_good_weights():
         assert all(np.isfinite(x).all() for x in run.policy.weights.params.values())
 
 
-@pytest.mark.system
 def test_cut_episodes_are_counted_in_every_row():
     for env in (Track, "Pendulum-v1"):
         rows, _ = rows_and_weights(fl.es(env, **{**SMALL, "max_steps": 2}, policy=MLP), 2)

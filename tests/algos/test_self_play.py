@@ -124,7 +124,6 @@ def test_the_opponent_acts_by_the_learners_own_weights(monkeypatch):
         jax.tree.map(np.testing.assert_array_equal, weights, by_version[int(version)])
 
 
-@pytest.mark.system
 def test_it_is_repeatable_and_goes_on_bit_for_bit(tmp_path):
     edited, steps = graph(sampling="pfsp"), {"short": 5 * ROUND, "long": 9 * ROUND}
     with fl.run(edited, steps=steps["long"]) as run:

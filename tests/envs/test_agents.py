@@ -82,7 +82,6 @@ def test_a_policy_of_several_agents_is_saved_and_plays_where_its_agents_are(tmp_
         single.evaluate(1)
 
 
-@pytest.mark.system
 def test_the_command_line_takes_them_by_their_ids(tmp_path, capsys):
     small = [f"--set={name}" for name in ("num_runners=1", "envs_per_runner=2", "rollout_length=8")]
     command = ["run", "ppo", "--env", "pettingzoo:classic.tictactoe_v3", "--steps", "64"]

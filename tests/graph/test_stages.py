@@ -94,7 +94,6 @@ def test_no_schedule_trains_on_what_is_older_than_max_lag(seed, max_lag, full, o
     assert edge.got.steps == got[-1]["trained_steps"]
 
 
-@pytest.mark.system
 @settings(max_examples=10, deadline=None)
 @given(
     st.integers(0, 10_000),
@@ -125,7 +124,6 @@ def test_paced_requests_are_never_too_old_and_nothing_is_dropped_for_it(
     assert run.audit().closed
 
 
-@pytest.mark.system
 @settings(max_examples=10, deadline=None)
 @given(
     st.integers(0, 10_000), st.integers(1, 3), st.sampled_from([64, 128, 200]), st.integers(1, 3)

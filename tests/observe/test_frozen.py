@@ -55,7 +55,6 @@ def test_a_frozen_policy_acts_with_the_saved_weights_for_ever(saved, runtime, re
     assert run.plan.learners == ("red",) and run.audit().closed
 
 
-@pytest.mark.system
 def test_its_text_is_read_back_and_a_resumed_run_has_it_too(saved, tmp_path):
     graph = graph_of(saved)
     assert fl.Graph.from_text(graph.text(), allow=ALLOW) == graph

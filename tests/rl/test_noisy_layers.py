@@ -156,7 +156,6 @@ def trained(policy, loss, **changes):
     return {name: np.asarray(now[name] - before[name]) for name in now}, np.asarray(priority)
 
 
-@pytest.mark.system
 def test_an_update_trains_means_and_deviations_by_noise_that_is_new_with_each():
     moved, priority = trained(NOISY, fl.losses.DQNLoss())
     assert any(name.endswith("kernel_deviation") for name in moved)

@@ -140,7 +140,6 @@ def moved(before, after):
     return {name: any(each) for name, each in firsts.items()}
 
 
-@pytest.mark.system
 def test_a_group_steps_when_it_is_due_and_then_as_its_optimiser_does_alone():
     groups = fl.Optimizers(actor=fl.Adam(1e-2), critic=fl.SGD(0.1), every={"actor": 3})
     states = updated(
@@ -289,7 +288,6 @@ def test_a_loss_that_is_not_finite_counts_where_its_group_is_due():
     assert bad == [False, True]
 
 
-@pytest.mark.system
 def test_a_part_of_the_loss_is_its_mean_over_the_steps_in_which_its_group_is_due():
     def found(steps, **how):
         core = core_of(POLICY, SPACES, fl.losses.TD3Loss(), RESTS)

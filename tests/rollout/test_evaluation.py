@@ -432,7 +432,6 @@ def test_actions_are_not_drawn_by_the_size_of_action_values(tmp_path):
     assert others == pytest.approx(0.025, abs=0.012)
 
 
-@pytest.mark.system
 def test_a_deterministic_policy_is_played_with_noise_not_by_a_deviation_that_it_has_not(tmp_path):
     graph = fl.td3("Pendulum-v1", hidden=(8,), learning_starts=4, batch_size=4, report_every=1)
     with fl.run(graph, steps=8, out=tmp_path / "run") as run:

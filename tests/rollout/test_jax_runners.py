@@ -166,7 +166,6 @@ RECEIVERS = st.none() | st.lists(st.integers(0, 3), min_size=1, max_size=4)
 @settings(max_examples=12, deadline=None)
 @given(count=st.integers(1, 4), calls=st.lists(st.tuples(CALLS, RECEIVERS), max_size=8))
 # Here all runners sample at once, and the first of them was not asked first.
-@pytest.mark.system
 @example(2, [((verb, 1), None) for verb in ("next", "collect", "collect", "next")])
 def test_they_ask_and_give_in_the_order_of_runners_over_gymnasium(count, calls):
     both = [
@@ -274,7 +273,7 @@ class Staying(Leaving):
 
 
 @pytest.mark.parametrize("runtime", with_system(["local", "xla"], {"xla"}))
-@pytest.mark.parametrize("make", [fl.ppo, pytest.param(fl.es, marks=pytest.mark.system)])
+@pytest.mark.parametrize("make", [fl.ppo, fl.es])
 def test_an_observation_that_is_none_of_the_choices_is_found(make, runtime):
     rollouts = {"envs_per_runner": 2, "rollout_length": 8, "batch_size": 16, "minibatch_size": 16}
     graph = make(Leaving, **(rollouts if make is fl.ppo else {}))
@@ -302,7 +301,6 @@ class LeavingAgent(fl.envs.JaxAgents):
         return state + 1, {"a": state + 1}, {"a": 1.0}, over, {"a": jnp.bool_(False)}, acts
 
 
-@pytest.mark.system
 def test_an_observation_of_an_agent_that_is_none_of_the_choices_is_found():
     graph = fl.multi_ppo(LeavingAgent, envs_per_runner=2, rollout_length=16, minibatch_size=16)
     says = "for agent a at its row 3, .* none of its space's choices"

@@ -161,7 +161,6 @@ def test_episodes_are_played_as_on_the_host(most):
     assert in_jax.evaluated_of("red") is weights["red"]
 
 
-@pytest.mark.system
 def test_one_policy_acts_for_all_agents():
     spec = fl.Runners(Chaos, TINY, num_runners=2, envs_per_runner=2, rollout_length=4)
     in_jax, host, weights = both(spec, 1)

@@ -258,7 +258,6 @@ def test_sampled_actions_are_not_the_greedy_ones_and_the_same_each_time(env):
     assert not np.allclose(one, greedy)
 
 
-@pytest.mark.system
 def test_two_points_of_a_pair_have_the_moments_of_all_that_it_saw():
     spec = runners(policy=NORM)
     batch, (_, lengths, seen) = played(spec).batch, one_by_one(spec)

@@ -37,7 +37,6 @@ def after_sampling(runners=2):
     )
 
 
-@pytest.mark.system
 def test_with_one_runner_a3c_is_a2c():
     rows, weights = rows_and_weights(a3c(runners=1), 3, "local")
     others, wanted = rows_and_weights(after_sampling(runners=1), 3, "local")

@@ -145,10 +145,7 @@ class Thrice(Stateless):
 
 @pytest.mark.parametrize(
     ("per_step", "expected"),
-    [
-        pytest.param(1 / 16, scans((1, 3)), marks=pytest.mark.system),
-        (1.0, scans((1, 16), closes=True)),
-    ],
+    [(1 / 16, scans((1, 3))), (1.0, scans((1, 16), closes=True))],
     ids=["alone", "in"],
 )
 def test_operators_of_users_repeat_what_they_make_also_within_what_repeats_itself(
@@ -243,7 +240,6 @@ def test_many_runs_repeat_themselves_too():
     close(timeless(alone[0]), timeless(alone[1]), rtol=2e-3, atol=1e-4)
 
 
-@pytest.mark.system
 def test_a_row_of_many_updates_takes_no_more_arrays_out_of_a_program_than_one_of_few():
     arrays = []
     for every in (32, 160):

@@ -200,7 +200,6 @@ class EveryTenth(fl.extend.Operator):
         yield item
 
 
-@pytest.mark.system
 def test_a_count_that_an_operator_begins_again_itself_is_a_section_too():
     graph = PPO.insert(after="sync", own=EveryTenth())
     plan = graph.compile()

@@ -135,7 +135,7 @@ def test_recurrent_policies_and_scaled_rewards_run_in_a_program():
     close(learned(graph, 2)[0], learned(graph, 2, "local")[0])
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(3, marks=pytest.mark.system), None])
+@pytest.mark.parametrize("chunk", [3, None])
 def test_the_size_of_chunks_changes_nothing(chunk):
     rows, _ = learned(TINY, 7, fl.XlaRuntime(chunk=chunk))
     close(rows, learned(TINY, 7, "local")[0])
@@ -541,7 +541,6 @@ def scaled_by(reward, scale):
     return reward * scale
 
 
-@pytest.mark.system
 def test_a_sweep_reaches_arguments_and_refuses_one_setting_that_python_read():
     graph, sweep = TINY.insert(after="sample", mine=Scales()), fl.Sweep(gamma=[0.5, 0.9])
     with fl.run(graph, runtime=fl.XlaRuntime(sweep=sweep, chunk=2)) as run:
@@ -556,7 +555,6 @@ def test_a_sweep_reaches_arguments_and_refuses_one_setting_that_python_read():
         fl.run(graph.set("mine.plain", True), runtime=fl.XlaRuntime(sweep=sweep))
 
 
-@pytest.mark.system
 def test_a_sweep_reaches_operators_at_the_sampler():
     def with_gamma(gamma):
         return TINY.set("sample.local", fl.chain(mine=Scales(gamma)))
@@ -631,7 +629,6 @@ def test_seeds_beyond_the_last_one_are_refused():
             fl.XlaRuntime(**wrong)
 
 
-@pytest.mark.system
 def test_a_nan_names_its_seed():
     bad = TINY.set("runners.env_settings", {"nan_at": 11})
     with (
@@ -646,7 +643,6 @@ def test_a_nan_names_its_seed():
     )
 
 
-@pytest.mark.system
 def test_a_rate_that_breaks_leaves_the_others_rows_and_a_policy(tmp_path):
     many = fl.XlaRuntime(sweep=fl.Sweep(lr=[1e-3, 1e30]), chunk=4)
     with (
