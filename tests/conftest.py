@@ -218,6 +218,7 @@ LONGEST = (
     "test_jax_team_graphs",
     "test_resuming",
     "test_compiled",
+    "test_examples",
 )
 """The files that take longest."""
 
