@@ -22,7 +22,7 @@ KEPT_BYTES = 800_000_000
 """The size down to which they are removed."""
 PAUSE = 3600.0
 """Seconds from one look at the size to the next, of all processes together."""
-PROGRAMS = ("-cache", "-atime")
+ENDINGS = ("-cache", "-atime")
 """How the names of JAX's files end: a program, and when it was used last."""
 STAMP = "last-look"
 """The file whose time is that of the last look."""
@@ -110,7 +110,7 @@ def prune(folder: Path, most: int = MOST_BYTES, kept: int = KEPT_BYTES) -> None:
     for path in folder.rglob("*"):
         # Another process may have removed it meanwhile.
         with suppress(OSError):
-            if path.name.endswith(PROGRAMS) and path.is_file():
+            if path.name.endswith(ENDINGS) and path.is_file():
                 facts = path.stat()
                 found.append((max(facts.st_atime, facts.st_mtime), facts.st_size, path))
     size = sum(file_size for _, file_size, _ in found)

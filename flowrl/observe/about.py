@@ -110,7 +110,7 @@ def _left_out(runtime: Any) -> list[str]:
 
 @cache
 def _version(package: str) -> str:
-    """Return the version of a package: that which the process has, whatever is installed later."""
+    """Return the version of a package, looked up once, for a process keeps what it imported."""
     return version(package)
 
 
